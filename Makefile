@@ -1,0 +1,39 @@
+# Everything runs in .venv, which the first target that needs it makes. Needs Python 3.11 and g++, nothing else.
+PYTHON ?= python3.11
+export DAGSTER_HOME := $(CURDIR)/dagster_home
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: setup demo test dev lint format bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+demo: setup  ## Make the demo site and run the whole graph on it
+	$(BIN)/pf demo
+
+test: setup lint  ## Lint, types, tests
+	$(BIN)/python -m pytest -n 2
+
+dev: setup  ## Dagster UI on :3000, MLflow UI on :5000; Ctrl-C ends both
+	$(BIN)/pf dev
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup  ## Every published ratio; about 15 minutes
+	$(BIN)/python benchmarks/run_all.py
+
+clean:  ## Remove what the demo made; keeps .venv
+	rm -rf data
+	find dagster_home -mindepth 1 ! -name dagster.yaml ! -name demo.yaml -delete
