@@ -1,0 +1,182 @@
+"""What the benchmarks share: peak memory, runs in processes of their own, RESULT lines, and the site they run on.
+
+A result is one line, `RESULT <name> <value> <unit> [bar <op> <number>]`; `run_all.py` collects them.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import psutil
+
+from pf_core.site import Site
+
+Outcome = TypeVar("Outcome")
+
+SAMPLES_PER_S = 20
+USERS_PER_BUCKET = 30_000
+"""What we advise: a bucket's timelines then take tens of megabytes, and a worker holds one bucket."""
+NUM_WORKERS = 2
+MEMORY_MB = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Generic[Outcome]):
+    seconds: float
+    cpu_s: float
+    """Processor time of the process and its children, starting included: steadier than `seconds` on a busy machine."""
+    peak_gb: float
+    outcome: Outcome
+
+
+def measure(function: Callable[..., Outcome], *arguments: Any) -> Measured[Outcome]:
+    """Run a function in a fresh process; time the call alone, and watch the memory of the process and its children.
+
+    Memory is the proportional set size: a page that several processes share is counted once. It includes the
+    interpreters and libraries; it does not include the kernel's page cache.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    receiver, sender = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=_call, args=(sender, function, arguments))
+    cpu_before = _cpu_of_children_s()
+    process.start()
+    sender.close()
+    assert process.pid is not None
+    try:
+        with _PeakMemory(process.pid) as peak:
+            try:
+                seconds, outcome = receiver.recv()
+            except EOFError:
+                process.join()
+                raise RuntimeError(f"{function.__name__} failed with exit code {process.exitcode}") from None
+        process.join()
+    finally:
+        _end(process.pid)
+    cpu_s = _cpu_of_children_s() - cpu_before
+    return Measured(seconds=seconds, cpu_s=cpu_s, peak_gb=peak.bytes / 1e9, outcome=outcome)
+
+
+def _call(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    started = time.perf_counter()
+    outcome = function(*arguments)
+    sender.send((time.perf_counter() - started, outcome))
+
+
+def _cpu_of_children_s() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    return []
+
+
+def _end(pid: int) -> None:
+    for process in _family(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+class _PeakMemory:
+    """Samples the memory of a process and its children in a thread; `bytes` is the largest sum seen."""
+
+    def __init__(self, pid: int) -> None:
+        self.bytes = 0
+        self._pid = pid
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(1 / SAMPLES_PER_S):
+            total = 0
+            for process in _family(self._pid):
+                with contextlib.suppress(psutil.NoSuchProcess):  # it ended between the two calls
+                    total += process.memory_full_info().pss
+            self.bytes = max(self.bytes, total)
+
+    def __enter__(self) -> "_PeakMemory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+def report(name: str, value: float, unit: str, *, bar: str | None = None) -> None:
+    """Print a result; `bar` is such as `<= 2.5`."""
+    figure = f"{value:.4g}" if abs(value) < 10_000 else f"{value:.0f}"
+    print(f"RESULT {name} {figure} {unit}" + (f" bar {bar}" if bar else ""), flush=True)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+@contextlib.contextmanager
+def working_directory(data: Path | None) -> Iterator[Path]:
+    """The directory given, which stays; or a temporary one (under PF_BENCH_DIR if that is set), removed at the end."""
+    if data is not None:
+        data.mkdir(parents=True, exist_ok=True)
+        yield data.resolve()
+        return
+    root = os.environ.get("PF_BENCH_DIR")
+    if root is not None:
+        Path(root).mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="pf-bench-", dir=root))
+    try:
+        yield folder.resolve()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def num_buckets_for(num_users: int) -> int:
+    return max(1, round(num_users / USERS_PER_BUCKET))
+
+
+def world_site(*, logs: Path, data_dir: Path, start_ds: str, end_ds: str, num_buckets: int) -> Site:
+    """A site whose Parquet logs have the synthetic world's columns, mapped as `dagster_home/demo.yaml` maps them."""
+    same = ("closeup", "click", "short_click", "hide", "reaction", "comment")
+    return Site.model_validate(
+        {
+            "name": "bench",
+            "start_ds": start_ds,
+            "end_ds": end_ds,
+            "data_dir": str(data_dir),
+            "source": {
+                "root": str(logs),
+                "actions": {
+                    "path": "actions/{ds}/*.parquet",
+                    "user_id": "user",
+                    "pin_id": {"column": "pin", "type": "string"},
+                    "ts": {"column": "event_time_ms", "unit": "ms"},
+                    "action_type": {"column": "event", "values": {"save": "repin", **{name: name for name in same}}},
+                    "surface": {
+                        "column": "surface",
+                        "values": {"home": "homefeed", "search": "search", "related": "related_pins"},
+                    },
+                    "duration_s": {"column": "dwell_ms", "unit": "ms"},
+                    "late_days": 2,
+                },
+                "pins": {
+                    "catalogue": {"path": "pins/{ds}.parquet"},
+                    "pin_id": {"column": "pin", "type": "string"},
+                    "vectors": "vector",
+                },
+            },
+            "timelines": {"num_buckets": num_buckets},
+            "engine": {"num_workers": NUM_WORKERS, "memory_mb": MEMORY_MB},
+        }
+    )

@@ -1,0 +1,1 @@
+"""A synthetic Pinterest-like site whose ground truth is known, and which writes its logs day by day."""
