@@ -1,0 +1,105 @@
+"""Every table that crosses a boundary, in one place: column names, Arrow schemas, closed vocabularies.
+
+Ids are int64 or strings, as the log has them; nothing assumes that they are dense or ordered. Times are
+UTC microseconds. Action types and surfaces are dictionary-encoded strings: compact as codes, readable as text.
+"""
+
+from datetime import UTC, date, datetime, timedelta
+from typing import Literal
+
+import pyarrow as pa
+
+IdType = Literal["int", "string"]
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+CATEGORY = pa.dictionary(pa.int16(), pa.string())
+
+ACTION_COLUMNS = ("user_id", "ts", "pin_id", "action_type", "surface", "duration_s")
+"""Sort order of raw_actions: a user's actions by time; ties broken by every other field, so that two builds agree."""
+
+TIMELINE_LISTS = ("pin_id", "ts", "action_type", "surface", "duration_s")
+
+
+class PipelineError(ValueError):
+    """A mistake that the user of the pipeline can mend; the message says where it is and what to do."""
+
+
+def id_arrow_type(id_type: IdType) -> pa.DataType:
+    return pa.int64() if id_type == "int" else pa.string()
+
+
+def raw_actions_schema(user_id: IdType, pin_id: IdType) -> pa.Schema:
+    return pa.schema(
+        [
+            pa.field("user_id", id_arrow_type(user_id)),
+            pa.field("ts", TIMESTAMP),
+            pa.field("pin_id", id_arrow_type(pin_id)),
+            pa.field("action_type", CATEGORY),
+            pa.field("surface", CATEGORY),
+            pa.field("duration_s", pa.float32()),
+        ]
+    )
+
+
+QUARANTINE_SCHEMA = pa.schema(
+    [
+        pa.field("source_file", pa.string()),
+        pa.field("row_number", pa.int64()),  # 1-based; a CSV's header is row 1
+        pa.field("reason", pa.string()),
+        pa.field("raw", pa.string()),  # the row as JSON, or the line as it was
+    ]
+)
+
+
+def user_timelines_schema(user_id: IdType, pin_id: IdType) -> pa.Schema:
+    return pa.schema(
+        [
+            pa.field("user_id", id_arrow_type(user_id)),
+            pa.field("pin_id", pa.list_(id_arrow_type(pin_id))),
+            pa.field("ts", pa.list_(TIMESTAMP)),
+            pa.field("action_type", pa.list_(CATEGORY)),
+            pa.field("surface", pa.list_(CATEGORY)),
+            pa.field("duration_s", pa.list_(pa.float32())),
+        ]
+    )
+
+
+def pin_features_schema(pin_id: IdType, dim: int) -> pa.Schema:
+    return pa.schema(
+        [
+            pa.field("pin_id", id_arrow_type(pin_id)),
+            pa.field("feature", pa.list_(pa.float32(), dim)),
+            pa.field("interest", pa.string()),
+            pa.field("is_candidate", pa.bool_()),
+        ]
+    )
+
+
+def parse_ds(ds: str) -> date:
+    """A partition's day; anything but an ISO date is a PipelineError."""
+    try:
+        day = date.fromisoformat(ds)
+    except ValueError as error:
+        raise PipelineError(f"{ds!r} is not a day: write it as YYYY-MM-DD") from error
+    if day.isoformat() != ds:  # 20260101 and 2026-W01-4 are ISO too, but days are compared as text
+        raise PipelineError(f"{ds!r} is not a day: write it as YYYY-MM-DD")
+    return day
+
+
+def shift_ds(ds: str, num_days: int) -> str:
+    return (parse_ds(ds) + timedelta(days=num_days)).isoformat()
+
+
+def ds_range(first_ds: str, last_ds: str) -> list[str]:
+    """Every day from first to last, both included."""
+    num_days = (parse_ds(last_ds) - parse_ds(first_ds)).days
+    return [shift_ds(first_ds, offset) for offset in range(num_days + 1)]
+
+
+def ds_start(ds: str) -> datetime:
+    day = parse_ds(ds)
+    return datetime(day.year, day.month, day.day, tzinfo=UTC)
+
+
+def ds_start_us(ds: str) -> int:
+    return int(ds_start(ds).timestamp()) * 1_000_000

@@ -1,0 +1,144 @@
+"""One YAML file describes a site: its logs, the days, and how the pipeline runs on it."""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from pf_core.contracts import PipelineError
+from pf_core.source import LearnedVectors, Source, Strict, ds_text
+
+
+class TimelineConfig(Strict):
+    num_buckets: int = Field(default=8, ge=1, le=4096)
+    window_days: int = Field(default=365, ge=1)
+    max_actions: int = Field(default=10_000, ge=1)
+    """Actions kept of one user, the newest ones."""
+    retention_days: int = Field(default=60, ge=2)
+    """Days whose state stays readable; older ones are dropped, and their files removed."""
+    compact_after_fragments: int = Field(default=24, ge=2)
+
+
+class EngineConfig(Strict):
+    kind: Literal["local"] = "local"
+    num_workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
+    memory_mb: int = Field(default=2048, ge=64)
+    """What the shuffle holds in memory, over all workers, before it spills to disk."""
+
+
+class QualityConfig(Strict):
+    """When a day's logs are abnormal enough to stop everything downstream."""
+
+    max_quarantined_share: float = Field(default=0.02, ge=0, le=1)
+    trailing_days: int = Field(default=14, ge=1)
+    min_trailing_days: int = Field(default=3, ge=1)
+    min_volume_ratio: float = Field(default=0.5, ge=0)
+    max_volume_ratio: float = Field(default=2.0, gt=0)
+    min_feature_coverage: float = Field(default=0.9, ge=0, le=1)
+    """Share of a day's actions whose pin has a feature; below it, a warning."""
+
+
+class Site(Strict):
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
+    start_ds: str
+    end_ds: str | None = None
+    data_dir: str = "../data"
+    deletion_list: str | None = None
+    """A text file with one user id a line: those users leave and stay out. If it is named, it must exist."""
+    source: Source
+    timelines: TimelineConfig = TimelineConfig()
+    engine: EngineConfig = EngineConfig()
+    quality: QualityConfig = QualityConfig()
+
+    @field_validator("start_ds", "end_ds", mode="before")
+    @classmethod
+    def _dates_as_text(cls, value: Any) -> Any:
+        return None if value is None else ds_text(value)
+
+    @model_validator(mode="after")
+    def _days_in_order(self) -> "Site":
+        if self.end_ds is not None and self.end_ds < self.start_ds:
+            raise ValueError(f"end_ds {self.end_ds} is before start_ds {self.start_ds}")
+        vectors = self.source.pins.vectors
+        if isinstance(vectors, LearnedVectors) and vectors.until <= self.start_ds:
+            raise ValueError(
+                f"source.pins.vectors.until is {vectors.until}: there are no actions before start_ds {self.start_ds}"
+            )
+        return self
+
+    @property
+    def directory(self) -> Path:
+        """Where this site's assets lie."""
+        return Path(self.data_dir) / self.name
+
+    @property
+    def log_root(self) -> Path:
+        return Path(self.source.root)
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.model_dump_json(exclude={"engine"}).encode()).hexdigest()[:16]
+
+
+def load_site(path: Path, *, environment: Mapping[str, str]) -> Site:
+    """Read and validate a site file. `${NAME}` is taken from `environment`; relative paths count from the file."""
+    if not path.is_file():
+        raise PipelineError(f"no site file at {path}; set PF_SITE to the YAML file that describes your logs")
+    try:
+        content = yaml.load(_substitute(path.read_text(encoding="utf-8"), environment, path), Loader=_UniqueKeys)
+    except UnicodeDecodeError as error:
+        raise PipelineError(f"{path} is not UTF-8 text: {error}") from error
+    except yaml.YAMLError as error:
+        raise PipelineError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise PipelineError(f"{path} must hold a mapping with name, start_ds and source")
+    try:
+        site = Site.model_validate(content)
+    except ValidationError as error:
+        raise PipelineError(f"{path}:\n{_explain(error)}") from error
+    folder = path.resolve().parent
+    return site.model_copy(
+        update={
+            "data_dir": str(folder / site.data_dir),
+            "deletion_list": None if site.deletion_list is None else str(folder / site.deletion_list),
+            "source": site.source.model_copy(update={"root": str(folder / site.source.root)}),
+        }
+    )
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML lets a later key silently replace an earlier one; here that is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"key {key!r} stands twice{node.start_mark}")
+        return super().construct_mapping(node, deep)
+
+
+def _substitute(text: str, environment: Mapping[str, str], path: Path) -> str:
+    def value(match: re.Match[str]) -> str:
+        name, default = match["name"], match["default"]
+        if name in environment:
+            return environment[name]
+        if default is not None:
+            return default
+        raise PipelineError(f"{path} needs the environment variable {name}, which is not set")
+
+    return re.sub(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}", value, text)
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors():
+        field = ".".join(str(part) for part in problem["loc"])
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            message = "is not a known key (a typo?)"
+        lines.append(f"  {field}: {message}" if field else f"  {message}")
+    return "\n".join(lines)
