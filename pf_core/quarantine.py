@@ -1,0 +1,43 @@
+"""Where rows go that cannot be used: a Parquet file with their file, row number, reason and content."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pf_core.contracts import QUARANTINE_SCHEMA
+
+_FLUSH_ROWS = 65_536
+
+
+@dataclass
+class Quarantine:
+    """Rejected rows, written as they come; the file appears with the first of them."""
+
+    path: Path
+    held: list[tuple[str, int, str, str]] = field(default_factory=list)
+    by_reason: Counter[str] = field(default_factory=Counter)
+    writer: pq.ParquetWriter | None = None
+
+    def add(self, file: Path | str, row_number: int, reason: str, raw: str) -> None:
+        self.held.append((str(file), row_number, reason, raw))
+        self.by_reason[reason] += 1
+        if len(self.held) >= _FLUSH_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        if self.held:
+            self.writer = self.writer or pq.ParquetWriter(self.path, QUARANTINE_SCHEMA)
+            columns = [list(column) for column in zip(*self.held, strict=True)]
+            self.writer.write_table(pa.table(columns, schema=QUARANTINE_SCHEMA))
+            self.held = []
+
+    def close(self) -> str | None:
+        """The file's name; None if nothing was rejected."""
+        self.flush()
+        if self.writer is None:
+            return None
+        self.writer.close()
+        return self.path.name

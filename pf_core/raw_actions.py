@@ -1,0 +1,96 @@
+"""raw_actions: a day's actions as the contract wants them. This module is the reading side; `ingest` writes.
+
+A partition is a build of Parquet files, one a user bucket, sorted and free of exact duplicates, so that
+everything after it reads buckets and never shuffles again.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pf_core.atomic import MANIFEST, read_json
+from pf_core.contracts import QUARANTINE_SCHEMA, PipelineError, id_arrow_type
+from pf_core.site import Site
+from pf_core.source import Positive
+
+Manifest = dict[str, Any]
+
+
+def partition_dir(site: Site, ds: str) -> Path:
+    return site.directory / "raw_actions" / ds
+
+
+def read_manifest(site: Site, ds: str) -> Manifest | None:
+    path = partition_dir(site, ds) / MANIFEST
+    return read_json(path) if path.exists() else None
+
+
+def require_manifest(site: Site, ds: str) -> Manifest:
+    manifest = read_manifest(site, ds)
+    if manifest is None:
+        raise PipelineError(
+            f"raw_actions has no partition {ds}; make it with: "
+            f"dagster asset materialize --select raw_actions --partition {ds} -m pf_assets.definitions"
+        )
+    return manifest
+
+
+def ingested_days(site: Site) -> list[str]:
+    return sorted(path.parent.name for path in (site.directory / "raw_actions").glob(f"*/{MANIFEST}"))
+
+
+def bucket_files(site: Site, ds: str) -> dict[int, Path]:
+    """The Parquet file of each bucket that has actions on that day; a missing partition is an error."""
+    manifest = require_manifest(site, ds)
+    if manifest["num_buckets"] != site.timelines.num_buckets:
+        raise PipelineError(
+            f"raw_actions {ds} has {manifest['num_buckets']} buckets, the site file says "
+            f"{site.timelines.num_buckets}: re-materialize raw_actions and rebuild user_timelines, or change it back"
+        )
+    build = partition_dir(site, ds) / manifest["build"]
+    return {entry["bucket"]: build / entry["name"] for entry in manifest["files"]}
+
+
+def read_quarantine(site: Site, ds: str) -> pa.Table:
+    manifest = read_manifest(site, ds)
+    if manifest is None or not manifest["quarantine_file"]:
+        return QUARANTINE_SCHEMA.empty_table()
+    return pq.read_table(partition_dir(site, ds) / manifest["build"] / manifest["quarantine_file"])
+
+
+def positive_mask(actions: pa.Table, positive: Positive) -> np.ndarray:
+    """Which rows are positive engagement (paper, section 3): type, surface, and longer than the type's bound."""
+    types, type_code = _decode(actions["action_type"])
+    surfaces, surface_code = _decode(actions["surface"])
+    bound_s = [positive.longer_than_s.get(name, -1.0) if name in positive.action_types else np.inf for name in types]
+    is_place = [positive.surfaces is None or name in positive.surfaces for name in surfaces]
+    long_enough = actions["duration_s"].to_numpy() > np.array(bound_s, np.float32)[type_code]
+    return long_enough & np.array(is_place, bool)[surface_code]
+
+
+def _decode(column: pa.ChunkedArray) -> tuple[list[str], np.ndarray]:
+    encoded = column.combine_chunks()
+    if not pa.types.is_dictionary(encoded.type):
+        encoded = encoded.dictionary_encode()
+    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+
+
+def read_deletion_list(site: Site) -> pa.Array:
+    """Ids of the users who asked to be forgotten, of the log's id type."""
+    is_int = site.source.actions.user_id.type == "int"
+    ids: set[Any] = set()
+    if site.deletion_list is not None:
+        path = Path(site.deletion_list)
+        if not path.is_file():
+            raise PipelineError(f"deletion_list: no file at {path}; make an empty one if nobody asked to be forgotten")
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            text = line.strip()
+            if is_int and text and not (re.fullmatch("-?[0-9]{1,19}", text) and abs(int(text)) < 2**63):
+                raise PipelineError(f"{path}, line {number}: {text!r} is not an integer user id")
+            if text:
+                ids.add(int(text) if is_int else text)
+    return pa.array(sorted(ids), id_arrow_type(site.source.actions.user_id.type))
