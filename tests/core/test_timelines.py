@@ -1,0 +1,257 @@
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pf_core.contracts import PipelineError, ds_range, ds_start, shift_ds
+from pf_core.timelines import audit_day, find_fault, read_bucket, timeline_state
+from tests.sites import START, Row, SmallSite
+
+DAY_S = 86_400
+DAYS = ds_range(START, shift_ds(START, 5))
+TYPES = {"save": "repin", "look": "closeup", "go": "click"}
+MakeSite = Callable[..., SmallSite]
+Logs = dict[str, list[Row]]
+
+
+def expected_timelines(site: SmallSite, logs: Logs, ds: str) -> dict[Any, list[tuple]]:
+    """The definition, in plain Python: distinct accepted actions of the window, in order, the newest kept."""
+    options = site.site
+    since = ds_start(ds) - timedelta(days=options.timelines.window_days - 1)
+    until = ds_start(ds) + timedelta(days=1)
+    by_user: dict[Any, set[tuple]] = {}
+    for arrival_ds, rows in logs.items():
+        for user, pin, second, event in rows:
+            ts = ds_start(START) + timedelta(seconds=second)
+            days_late = (ds_start(arrival_ds).date() - ts.date()).days
+            if since <= ts < until and 0 <= days_late <= options.source.actions.late_days:
+                user_id = user if options.source.actions.user_id.type == "int" else str(user)
+                by_user.setdefault(user_id, set()).add((ts, pin, TYPES[event], "homefeed", 20.0))
+    return {user: sorted(rows)[-options.timelines.max_actions :] for user, rows in by_user.items()}
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[dict[str, Any], Logs]:
+    """Few users, times and pins, so that duplicates, ties, late rows, the cap and the window's edge all occur."""
+    options = {
+        "id_type": draw(st.sampled_from(["int", "string"])),
+        "late_days": draw(st.integers(0, 2)),
+        "timelines": {
+            "window_days": draw(st.sampled_from([1, 2, 3, 365])),
+            "max_actions": draw(st.sampled_from([1, 2, 5, 1000])),
+            "compact_after_fragments": draw(st.sampled_from([2, 24])),
+        },
+    }
+    row = st.tuples(
+        st.sampled_from([1, 2, 30, -4]),
+        st.sampled_from(["p", "q"]),
+        st.sampled_from([0.0, 1.0, 1.000001, 50_000.0, DAY_S - 0.000001]),
+        st.sampled_from(sorted(TYPES)),
+        st.integers(0, 2),
+    )
+    logs: Logs = {}
+    for offset, ds in enumerate(DAYS):
+        rows = draw(st.lists(row, max_size=8))
+        logs[ds] = [(u, p, max(0, offset - late) * DAY_S + s, e) for u, p, s, e, late in rows]
+    return options, logs
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(worlds(), st.lists(st.integers(0, 5), min_size=1, max_size=3))
+def test_incremental_equals_rebuild_equals_definition(world: tuple[dict[str, Any], Logs], reruns: list[int]) -> None:
+    options, logs = world
+    with tempfile.TemporaryDirectory() as folder:
+        site = SmallSite(Path(folder), options)
+        for ds, rows in logs.items():
+            # One row of a user whom nobody asks about keeps every day readable.
+            site.write_log(ds, [*rows, (777, "p", DAYS.index(ds) * DAY_S + 1.0, "look")])
+            logs[ds] = [*rows, (777, "p", DAYS.index(ds) * DAY_S + 1.0, "look")]
+        site.ingest(DAYS)
+        site.build(DAYS[:3])
+        for ds in DAYS[3:]:
+            site.build([ds])
+        expected = {ds: expected_timelines(site, logs, ds) for ds in DAYS}
+        assert {ds: site.timelines(ds) for ds in DAYS} == expected
+        for index in reruns:
+            site.build([DAYS[index]])
+            assert {ds: site.timelines(ds) for ds in DAYS} == expected
+        for ds in DAYS:
+            site.build([ds], rebuild=True)
+            assert site.timelines(ds) == expected[ds]
+            assert audit_day(site.site, ds) is None
+
+
+def three_days(site: SmallSite) -> SmallSite:
+    for offset in range(3):
+        rows = [(user, f"p{offset}", offset * DAY_S + user, "look") for user in range(1, 9) if (user + offset) % 3]
+        site.write_log(DAYS[offset], rows)
+    site.ingest(DAYS[:3])
+    return site
+
+
+def test_a_missing_day_is_an_error_with_the_repairing_command(small_site: MakeSite) -> None:
+    site = three_days(small_site())
+    with pytest.raises(
+        PipelineError, match=r"builds on 2026-01-01, which is missing.*--partition 2026-01-02 .*rebuild"
+    ):
+        site.build(DAYS[1:2])
+    site.build(DAYS[:1])
+    with pytest.raises(PipelineError, match=r"--partition-range 2026-01-02\.\.\.2026-01-03"):
+        site.build(DAYS[2:3])
+    with pytest.raises(PipelineError, match=r"raw_actions has no partition 2026-01-04; make it with: dagster asset"):
+        site.build(DAYS[1:4])
+    assert timeline_state(site.site).days() == DAYS[:3]
+
+
+def test_rerunning_a_day_touches_no_other_day(small_site: MakeSite) -> None:
+    site = three_days(small_site())
+    site.build(DAYS[:3])
+    state = timeline_state(site.site)
+    before = {ds: (state.require(ds)["versions"], site.timelines(ds)) for ds in DAYS[:3]}
+    site.write_log(DAYS[1], [(1, "corrected", DAY_S + 5.0, "save")])
+    site.ingest(DAYS[1:2])
+    site.build(DAYS[1:2])
+    assert {ds: (state.require(ds)["versions"], site.timelines(ds)) for ds in (DAYS[0], DAYS[2])} == {
+        ds: before[ds] for ds in (DAYS[0], DAYS[2])
+    }
+    assert site.timelines(DAYS[1])[1][-1][1] == "corrected"
+    assert "corrected" not in str(site.timelines(DAYS[2]))
+    site.build(DAYS[2:3])  # repair: the day after follows from the corrected one
+    assert "corrected" in str(site.timelines(DAYS[2]))
+
+
+def test_unchanged_buckets_share_their_version(small_site: MakeSite) -> None:
+    site = small_site()
+    site.write_log(DAYS[0], [(user, "p", 1.0, "look") for user in range(20)])
+    site.write_log(DAYS[1], [(1, "p", DAY_S + 1.0, "look")])
+    site.ingest(DAYS[:2])
+    first, second = site.build(DAYS[:2])
+    same = [one == other for one, other in zip(first["versions"], second["versions"], strict=True)]
+    assert sorted(same) == [False, True]
+    assert second["counts"]["active_users"] == 1
+    assert second["counts"]["users"] == 20
+    assert second["counts"]["actions"] == 21
+
+
+def test_counts_follow_the_changes(small_site: MakeSite) -> None:
+    site = three_days(small_site(timelines={"max_actions": 2}))
+    manifests = site.build(DAYS[:3])
+    for ds, manifest in zip(DAYS, manifests, strict=False):
+        timelines = site.timelines(ds)
+        lengths = [len(rows) for rows in timelines.values()]
+        assert manifest["counts"]["users"] == len(lengths)
+        assert manifest["counts"]["actions"] == sum(lengths)
+        histogram = [sum(bucket["lengths"][index] for bucket in manifest["buckets"]) for index in range(2)]
+        assert histogram == [lengths.count(1), lengths.count(2)]  # bins 1 and 2-3
+
+
+def test_forgotten_users_leave_and_stay_out(small_site: MakeSite) -> None:
+    site = three_days(small_site())
+    site.build(DAYS[:2])
+    assert 4 in site.timelines(DAYS[1])
+    (site.root / "forget.txt").write_text("4\n12345\n")
+    [manifest] = site.build(DAYS[2:3])  # raw_actions of all days still hold the user
+    assert 4 not in site.timelines(DAYS[2])
+    assert manifest["counts"]["forgotten_users"] == 1
+    assert manifest["counts"]["users"] == len(site.timelines(DAYS[2]))
+    site.build(DAYS[2:3], rebuild=True)
+    assert 4 not in site.timelines(DAYS[2])
+    assert 5 in site.timelines(DAYS[2])
+
+
+def test_retention_drops_old_days_and_their_files(small_site: MakeSite) -> None:
+    site = small_site(timelines={"retention_days": 2})
+    for offset, ds in enumerate(DAYS):
+        site.write_log(ds, [(user, "p", offset * DAY_S + user, "look") for user in range(10)])
+    site.ingest(DAYS)
+    for ds in DAYS:
+        site.build([ds])
+    state = timeline_state(site.site)
+    assert state.days() == DAYS[-2:]
+    for bucket in range(2):
+        dataset = lance.dataset(state.bucket_path(bucket))
+        kept = sorted(state.require(ds)["versions"][bucket] for ds in DAYS[-2:])
+        assert sorted(version["version"] for version in dataset.versions()) == kept
+        assert set(dataset.tags.list()) == {f"ds-{ds}" for ds in DAYS[-2:]}
+    assert len(site.timelines(DAYS[-2])[1]) == 5
+    assert len(site.timelines(DAYS[-1])[1]) == 6
+
+
+def test_compaction_bounds_the_fragments(small_site: MakeSite) -> None:
+    site = small_site(timelines={"compact_after_fragments": 3, "num_buckets": 1})
+    for offset, ds in enumerate(DAYS):
+        site.write_log(ds, [(offset * 10 + user, "p", offset * DAY_S + user, "look") for user in range(10)])
+    site.ingest(DAYS)
+    manifests = site.build(DAYS)
+    assert max(manifest["counts"]["fragments"] for manifest in manifests) <= 3
+    assert len(site.timelines(DAYS[-1])) == 60
+    assert len(site.timelines(DAYS[1])) == 20
+
+
+def test_a_second_writer_is_told_to_wait(small_site: MakeSite) -> None:
+    site = three_days(small_site())
+    with timeline_state(site.site).writing(), pytest.raises(PipelineError, match="another run is writing"):
+        site.build(DAYS[:1])
+    assert len(site.build(DAYS[:1])) == 1
+
+
+def test_changing_the_number_of_buckets_is_refused(small_site: MakeSite) -> None:
+    site = three_days(small_site())
+    site.build(DAYS[:1])
+    timelines = site.site.timelines.model_copy(update={"num_buckets": 3})
+    site.site = site.site.model_copy(update={"timelines": timelines})
+    with pytest.raises(PipelineError, match="2 buckets, the site file says 3"):
+        site.build(DAYS[1:2])
+
+
+def test_reading_some_columns(small_site: MakeSite) -> None:
+    site = three_days(small_site())
+    site.build(DAYS[:1])
+    table = read_bucket(site.site, DAYS[0], 0, ["pin_id"])
+    assert table.column_names == ["user_id", "pin_id"]
+
+
+def set_list(table: pa.Table, name: str, values: list[list[Any]]) -> pa.Table:
+    index = table.schema.get_field_index(name)
+    return table.set_column(index, name, pa.array(values, table.schema.field(name).type))
+
+
+def test_every_fault_is_found(small_site: MakeSite) -> None:
+    site = small_site(timelines={"num_buckets": 1, "max_actions": 3})
+    site.write_log(DAYS[0], [(user, f"p{n}", user * 10.0 + n, "look") for user in (1, 2) for n in range(3)])
+    site.ingest(DAYS[:1])
+    site.build(DAYS[:1])
+    good = read_bucket(site.site, DAYS[0], 0)
+    times, pins = good["ts"].to_pylist(), good["pin_id"].to_pylist()
+    doctored = {
+        "two rows": pa.concat_tables([good, good.slice(0, 1)]),
+        "ascending order": set_list(good, "ts", [list(reversed(times[0])), times[1]]),
+        "later than": set_list(good, "ts", [times[0], [*times[1][:2], times[1][2] + timedelta(days=1)]]),
+        "differ in length": set_list(good, "pin_id", [pins[0], pins[1][:2]]),
+        "allowed are 1 to": good,
+    }
+    assert find_fault(good, site.site, DAYS[0]) is None
+    for words, table in doctored.items():
+        limit = {"max_actions": 2} if words == "allowed are 1 to" else {}
+        checked = site.site.model_copy(update={"timelines": site.site.timelines.model_copy(update=limit)})
+        fault = find_fault(table, checked, DAYS[0])
+        assert fault is not None
+        assert words in fault
+
+
+def test_the_audit_sees_a_day_whose_logs_were_rerun_alone(small_site: MakeSite) -> None:
+    site = three_days(small_site())
+    site.build(DAYS[:3])
+    assert audit_day(site.site, DAYS[1]) is None
+    site.write_log(DAYS[1], [(1, "p", DAY_S + 5.0, "save")])
+    site.ingest(DAYS[1:2])
+    fault = audit_day(site.site, DAYS[1])
+    assert fault is not None
+    assert "re-run without the other" in fault
