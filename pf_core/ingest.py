@@ -26,10 +26,10 @@ from pf_core.contracts import (
     shift_ds,
 )
 from pf_core.engine import LocalEngine, Shuffle, bucket_of
-from pf_core.mapping import ActionMapper, MappedBatch, raw_json
+from pf_core.mapping import ActionMapper, rejected_rows
 from pf_core.quarantine import Quarantine
 from pf_core.raw_actions import Manifest, partition_dir, positive_mask
-from pf_core.reading import RawBatch, find_files, read_file
+from pf_core.reading import RawBatch, find_files, join_batches, read_file
 from pf_core.site import Site
 from pf_core.source import DAY
 
@@ -150,40 +150,37 @@ class _PassRun:
                     f"no file for {ds}: nothing matches {self.site.log_root / self.source.path.replace(DAY, ds)}. "
                     "If the site was silent that day, put a log without rows there"
                 )
-            for file in files:
-                for rows, group in self._route_dated(file, _day_number(ds)):
-                    shuffle.add(rows, group)
+            for rows, group in self._route_dated(files, _day_number(ds)):
+                shuffle.add(rows, group)
             yield max(0, _day_number(ds) - self.source.late_days - self.first_day + 1)
 
-    def _route_dated(self, file: Path, file_day: int) -> Iterator[RoutedRows]:
-        """Rows of a file that arrived on `file_day`; its rejects are ours only if that is one of our days."""
+    def _route_dated(self, files: list[Path], file_day: int) -> Iterator[RoutedRows]:
+        """Rows that arrived on `file_day`; the rejects among them are ours only if that is one of our days."""
         own = self._own(file_day)
         if own is not None:
-            own.inputs.append(_describe(file))
-        for batch in read_file(file, self.source, self.source.columns, self.source.categories):
-            mapped = self.mapper.map(batch.rows)
+            own.inputs += [_describe(file) for file in files]
+        for batches in join_batches(self._read(file) for file in files):
+            raw = pa.concat_tables([batch.rows for batch in batches])
+            mapped = self.mapper.map(raw)
             row_day = mapped.ts_us[mapped.kept] // DAY_US
             lateness = file_day - row_day
             accepted = (lateness <= self.source.late_days) & (lateness >= -self.source.early_days)
             accepted &= self._in_site_days(row_day)
             if own is not None:
-                self._account_for(own, batch, mapped, row_day, accepted)
+                own.counts["read"] += sum(len(batch.row_number) + len(batch.malformed) for batch in batches)
+                own.counts["skipped"] += len(mapped.skipped)
+                sent = row_day[accepted & (row_day != file_day)]
+                own.counts["sent"] += len(sent)
+                own.sent_to.update(_ds_of(day) for day in sent)
+                positions = np.concatenate([mapped.rejected, mapped.kept[~accepted]])
+                reasons = mapped.reasons + [self._wrong_day(day, file_day) for day in row_day[~accepted]]
+                for reject in rejected_rows(batches, raw, positions, reasons):
+                    own.quarantine.add(*reject)
             self._count_days("received", row_day[accepted & (row_day != file_day)])
             yield self._group(mapped.actions, row_day, accepted)
 
-    def _account_for(
-        self, own: _Day, batch: RawBatch, mapped: MappedBatch, row_day: np.ndarray, accepted: np.ndarray
-    ) -> None:
-        file_day = _day_number(own.ds)
-        own.counts["read"] += len(batch.row_number) + len(batch.malformed)
-        own.counts["skipped"] += len(mapped.skipped)
-        sent = row_day[accepted & (row_day != file_day)]
-        own.counts["sent"] += len(sent)
-        own.sent_to.update(_ds_of(day) for day in sent)
-        positions = np.concatenate([mapped.rejected, mapped.kept[~accepted]])
-        reasons = mapped.reasons + [self._wrong_day(day, file_day) for day in row_day[~accepted]]
-        for number, reason, text in batch.malformed + _rejected_rows(batch, positions, reasons):
-            own.quarantine.add(batch.file, number, reason, text)
+    def _read(self, file: Path) -> Iterator[RawBatch]:
+        return read_file(file, self.source, self.source.columns, self.source.categories)
 
     def _read_undated(self, shuffle: Shuffle) -> Iterator[int]:
         files = find_files(self.source, self.site.log_root)
@@ -199,8 +196,8 @@ class _PassRun:
         for day in self.days:
             day.inputs.append(_describe(file))
         last_day = -1
-        waiting: list[tuple[int, str, str]] = []  # rejects before the first row with a valid time
-        for batch in read_file(file, self.source, self.source.columns, self.source.categories):
+        waiting: list[list[Any]] = []  # rejects before the first row with a valid time
+        for batch in self._read(file):
             mapped = self.mapper.map(batch.rows)
             row_day = mapped.ts_us // DAY_US
             timed = mapped.ts_us >= 0
@@ -210,7 +207,7 @@ class _PassRun:
                 last_day = int(days[-1])
             else:
                 days = np.array([last_day])
-            waiting += batch.malformed + _rejected_rows(batch, mapped.rejected, mapped.reasons)
+            waiting += [reject for _, *reject in rejected_rows([batch], batch.rows, mapped.rejected, mapped.reasons)]
             if last_day >= 0:
                 for number, reason, text in waiting:
                     own = self._own(int(days[np.searchsorted(numbers, number, side="right") - 1]))
@@ -324,12 +321,6 @@ class _PassRun:
         if row_day > file_day:
             return f"ts: after its file's day (early_days: {self.source.early_days})"
         return f"ts: too late for its day (late_days: {self.source.late_days})"
-
-
-def _rejected_rows(batch: RawBatch, positions: np.ndarray, reasons: list[str]) -> list[tuple[int, str, str]]:
-    texts = raw_json(batch.rows, positions)
-    numbers = batch.row_number[positions].tolist()
-    return list(zip(numbers, reasons, texts, strict=True))
 
 
 def _describe(file: Path) -> dict[str, Any]:

@@ -5,7 +5,9 @@ contract field and the foreign column. Missing durations count as 0; a duration 
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -14,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pf_core.contracts import TIMESTAMP, PipelineError, id_arrow_type
+from pf_core.reading import RawBatch
 from pf_core.source import ActionsSource, CategoryField, Condition, IdField, Rule
 
 EARLIEST_US = 946_684_800_000_000  # 2000-01-01; earlier or later than these is a wrong unit, not a date
@@ -73,6 +76,21 @@ class ActionMapper:
 def raw_json(raw: pa.Table, positions: np.ndarray) -> list[str]:
     """The rows as they were, for the quarantine."""
     return [json.dumps(row, default=str) for row in raw.take(pa.array(positions)).to_pylist()]
+
+
+def rejected_rows(
+    batches: list[RawBatch], raw: pa.Table, positions: np.ndarray, reasons: list[str]
+) -> Iterator[tuple[Path, int, str, str]]:
+    """(file, row number, reason, content) of the malformed rows and of those at `positions` in the joined batches."""
+    for batch in batches:
+        for number, reason, text in batch.malformed:
+            yield batch.file, number, reason, text
+    ends = np.cumsum([len(batch.row_number) for batch in batches])
+    for position, reason, text in zip(positions, reasons, raw_json(raw, positions), strict=True):
+        index = np.searchsorted(ends, position, side="right")
+        batch = batches[index]
+        number = batch.row_number[position - ends[index]]  # from its end: the index is negative
+        yield batch.file, int(number), reason, text
 
 
 def _typed(mapped: pa.Table, source: ActionsSource) -> pa.Table:

@@ -11,7 +11,7 @@ import glob
 import io
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from pf_core.source import DAY, Files
 
 BLOCK_BYTES = 8 << 20
 BATCH_ROWS = 1 << 20
+JOINED_ROWS = 1 << 18
 MARK = "\ufffd"
 
 MalformedRow = tuple[int, str, str]  # row number, reason, text
@@ -71,6 +72,18 @@ def read_file(path: Path, files: Files, columns: Sequence[str], categories: Sequ
             yield _no_rows(path, columns, [])
     except (pa.ArrowInvalid, OSError, EOFError, UnicodeDecodeError) as error:
         raise PipelineError(f"{path} cannot be read as {files.file_format}: {error}") from error
+
+
+def join_batches(files: Iterable[Iterator[RawBatch]]) -> Iterator[list[RawBatch]]:
+    """Batches of the same columns, joined across files: a query for each of many small files would cost more."""
+    held: list[RawBatch] = []
+    for batch in itertools.chain.from_iterable(files):
+        if held and (batch.rows.schema != held[0].rows.schema or sum(len(b.row_number) for b in held) > JOINED_ROWS):
+            yield held
+            held = []
+        held.append(batch)
+    if held:
+        yield held
 
 
 def _no_rows(path: Path, columns: Sequence[str], malformed: list[MalformedRow]) -> RawBatch:

@@ -225,3 +225,19 @@ def test_files_are_plain_parquet(small_site: MakeSite) -> None:
     [manifest] = site.ingest(DAYS[:1])
     path = partition_dir(site.site, DAYS[0]) / manifest["build"] / manifest["files"][0]["name"]
     assert pq.read_schema(path).names == ["user_id", "ts", "pin_id", "action_type", "surface", "duration_s"]
+
+
+def test_rejects_of_many_small_files_keep_their_file_and_row(small_site: MakeSite) -> None:
+    site = small_site(path="logs/{ds}/*.parquet")
+    paths = []
+    for number in range(4):
+        rows = [(n, "p", 100.0 * number + n, "dance" if n == number else "look") for n in range(5)]
+        written = site.write_log(DAYS[0], rows)  # the name ends in *.parquet
+        paths.append(written.rename(written.with_name(f"part-{number}.parquet")))
+    [manifest] = site.ingest(DAYS[:1])
+    rejects = read_quarantine(site.site, DAYS[0]).to_pylist()
+    assert [(row["source_file"], row["row_number"]) for row in rejects] == [
+        (str(path), number + 1) for number, path in enumerate(paths)
+    ]
+    assert manifest["counts"]["kept"] == 4 * 4
+    assert len(manifest["inputs"]) == 4
