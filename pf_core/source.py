@@ -248,6 +248,8 @@ class LearnedVectors(Strict):
     window_actions: int = Field(default=20, ge=1, le=40)
     min_count: int = Field(default=5, ge=1)
     max_pins: int = Field(default=200_000, ge=2)
+    max_pairs: int = Field(default=20_000_000, ge=1)
+    """Bounds the memory of the decomposition: about 100 bytes a pair."""
 
     @model_validator(mode="after")
     def _more_pins_than_dimensions(self) -> "LearnedVectors":
