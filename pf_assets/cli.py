@@ -1,0 +1,219 @@
+"""`pf`: the demo, the development servers, and a look at how a site file reads your logs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from pf_assets.settings import DEMO_SITE, current_site
+from pf_core.contracts import PipelineError, ds_range
+from pf_core.mapping import ActionMapper
+from pf_core.pin_features import pin_state
+from pf_core.raw_actions import read_manifest
+from pf_core.reading import find_files, read_file
+from pf_core.site import Site, load_site
+from pf_core.timelines import timeline_state
+from pf_core.world import config as world_config
+from pf_core.world.logs import FileFormat, write_logs
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+REPOSITORY = DEMO_SITE.parent.parent
+CHECKED_ROWS = 100_000
+QUIET = {"loggers": {"console": {"config": {"log_level": "INFO"}}}}
+
+
+def main() -> None:
+    """Entry point: a mistake of the user's ends in one sentence, not in a traceback."""
+    try:
+        app()
+    except PipelineError as error:
+        _fail(str(error))
+
+
+def _fail(message: str) -> NoReturn:
+    typer.secho(f"error: {message}", fg="red", err=True)
+    raise SystemExit(1)
+
+
+@app.command()
+def demo() -> None:
+    """Write the demo site's logs and materialize every asset on them. What is there already is left as it is."""
+    started = time.monotonic()
+    site = load_site(DEMO_SITE, environment=os.environ)
+    typer.secho("1. The demo site's logs", bold=True)
+    write_logs(
+        world_config.demo(),
+        site.log_root,
+        file_format="csv.gz",
+        workers=site.engine.num_workers,
+        progress=typer.echo,
+    )
+    typer.secho("2. The asset graph", bold=True)
+    for assets, days in _missing(site).items():
+        _materialize(assets, days)
+    _summarize(site, time.monotonic() - started)
+
+
+def _missing(site: Site) -> dict[str, list[str]]:
+    """What is not there yet, as one run for each set of days."""
+    assert site.end_ds is not None
+    days = ds_range(site.start_ds, site.end_ds)
+    made = {
+        "raw_actions": {ds for ds in days if read_manifest(site, ds) is not None},
+        "pin_features": set(pin_state(site).days()),
+        "user_timelines": set(timeline_state(site).days()),
+    }
+    runs: dict[tuple[str, ...], list[str]] = {}
+    for asset, present in made.items():
+        absent = tuple(ds for ds in days if ds not in present)
+        if absent:
+            runs.setdefault(absent, []).append(asset)
+    return {",".join(assets): list(absent) for absent, assets in runs.items()}
+
+
+def _materialize(assets: str, days: list[str]) -> None:
+    command = [sys.executable, "-m", "dagster", "asset", "materialize", "--select", assets]
+    command += ["--partition-range", f"{days[0]}...{days[-1]}", "-m", "pf_assets.definitions"]
+    typer.echo(f"{assets}: {days[0]} to {days[-1]}")
+    run = subprocess.run(
+        [*command, "--config-json", json.dumps(QUIET)],
+        cwd=REPOSITORY,
+        env={**os.environ, "DAGSTER_HOME": str(DEMO_SITE.parent)},
+        check=False,
+    )
+    if run.returncode:
+        _fail(f"the run failed; its log is above, and in the UI (make dev). The command was: {' '.join(command)}")
+
+
+def _summarize(site: Site, seconds: float) -> None:
+    assert site.end_ds is not None
+    days = ds_range(site.start_ds, site.end_ds)
+    manifests = [manifest for ds in days if (manifest := read_manifest(site, ds)) is not None]
+    totals = {name: sum(m["counts"][name] for m in manifests) for name in ("read", "kept", "duplicates", "quarantined")}
+    pins = pin_state(site).require(site.end_ds)["counts"]
+    timelines = timeline_state(site).require(site.end_ds)["counts"]
+    typer.secho(f"\nDone in {seconds:.0f} s. As of {site.end_ds}:", bold=True)
+    typer.echo(
+        f"  raw_actions     {totals['kept']:,} actions in {len(manifests)} days "
+        f"({totals['read']:,} rows read, {totals['duplicates']:,} duplicates, {totals['quarantined']:,} quarantined)\n"
+        f"  pin_features    {pins['pins']:,} pins, {pins['candidates']:,} of them candidates\n"
+        f"  user_timelines  {timelines['users']:,} users, {timelines['actions']:,} actions\n"
+        f"  in              {site.directory}\n"
+        f"Next: `make dev` shows all of it on http://localhost:3000"
+    )
+
+
+@app.command()
+def dev(dagster_port: int = 3000, mlflow_port: int = 5000) -> None:
+    """Serve the Dagster UI and the MLflow UI until Ctrl-C."""
+    site = current_site()
+    tracking = Path(site.data_dir).resolve() / "mlflow"
+    tracking.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "DAGSTER_HOME": os.environ.get("DAGSTER_HOME") or str(DEMO_SITE.parent)}
+    typer.echo(f"Dagster: http://localhost:{dagster_port}   MLflow: http://localhost:{mlflow_port}   Ctrl-C ends both")
+    commands = [
+        ["dagster", "dev", "-w", "workspace.yaml", "-p", str(dagster_port)],
+        [
+            *("mlflow", "server", "--port", str(mlflow_port), "--workers", "1"),
+            *("--backend-store-uri", f"sqlite:///{tracking / 'mlflow.db'}"),
+            *("--artifacts-destination", str(tracking / "artifacts")),
+        ],
+    ]
+    servers = [
+        subprocess.Popen([sys.executable, "-m", *command], cwd=REPOSITORY, env=environment, start_new_session=True)
+        for command in commands
+    ]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        while all(server.poll() is None for server in servers):
+            time.sleep(1)
+    except KeyboardInterrupt:
+        typer.echo("stopping")
+    finally:
+        for server in servers:
+            _stop(server)
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    """End a server and all that it started: asked first, then made to."""
+    for wish, patience_s in ((signal.SIGINT, 15), (signal.SIGKILL, 5)):
+        try:
+            os.killpg(server.pid, wish)
+            server.wait(timeout=patience_s)
+        except subprocess.TimeoutExpired:
+            continue
+        except ProcessLookupError:
+            return
+
+
+@app.command()
+def world(
+    out: Annotated[Path, typer.Argument(help="where the site's logs go")],
+    preset: str = "demo",
+    file_format: FileFormat = "csv.gz",
+    num_users: int = 100_000,
+    num_days: int = 30,
+    seed: int = 0,
+) -> None:
+    """Write the logs of a synthetic site: tiny, demo, or large (with --num-users and --num-days)."""
+    match preset:
+        case "tiny":
+            config = world_config.tiny(seed=seed)
+        case "demo":
+            config = world_config.demo(seed=seed)
+        case "large":
+            config = world_config.large(num_users=num_users, num_days=num_days, seed=seed)
+        case _:
+            _fail(f"no preset {preset!r}: choose tiny, demo or large")
+    write_logs(config, out, file_format=file_format, workers=os.cpu_count() or 1, progress=typer.echo)
+
+
+@app.command()
+def check(
+    site_file: Annotated[Path, typer.Argument(help="the YAML file that describes your site")],
+    ds: Annotated[str | None, typer.Option(help="the day to look at; the site's first by default")] = None,
+    rows: Annotated[int, typer.Option(help="how many mapped rows to print")] = 5,
+) -> None:
+    """Validate a site file and show how it reads the first file of your logs, without writing anything."""
+    site = load_site(site_file, environment=os.environ)
+    source = site.source.actions
+    files = find_files(source, site.log_root, (ds or site.start_ds) if source.is_dated else None)
+    if not files:
+        _fail(f"no file matches {site.log_root / source.path} for {ds or site.start_ds}")
+    mapper = ActionMapper(source)
+    num_read = num_kept = num_skipped = 0
+    reasons: dict[str, list[int]] = {}
+    sample: list[dict[str, Any]] = []
+    for batch in read_file(files[0], source, source.columns):
+        mapped = mapper.map(batch.rows)
+        num_read += len(batch.row_number) + len(batch.malformed)
+        num_kept += mapped.actions.num_rows
+        num_skipped += len(mapped.skipped)
+        sample += mapped.actions.slice(0, rows - len(sample)).to_pylist()
+        for number, reason, _ in batch.malformed:
+            reasons.setdefault(reason, []).append(number)
+        for number, reason in zip(batch.row_number[mapped.rejected].tolist(), mapped.reasons, strict=True):
+            reasons.setdefault(reason, []).append(number)
+        if num_read > CHECKED_ROWS:
+            break
+    typer.echo(f"{files[0]} (1 of {len(files)} files), first {num_read:,} rows:")
+    typer.echo(f"  {num_kept:,} kept, {num_skipped:,} skipped by a rule")
+    for reason, numbers in reasons.items():
+        typer.echo(f"  {len(numbers):,} quarantined: {reason}; first in row {min(numbers)}")
+    for row in sample:
+        typer.echo("  " + "  ".join(f"{name}={_short(value)}" for name, value in row.items()))
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()

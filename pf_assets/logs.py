@@ -1,0 +1,130 @@
+"""Group `logs`: what the site wrote, as our contracts want it."""
+
+import time
+
+import dagster as dg
+
+from pf_assets.metadata import column_schema, describe_pin_features, describe_raw_actions
+from pf_assets.settings import daily_partitions, days_to_check, start_engine
+from pf_core.contracts import raw_actions_schema
+from pf_core.ingest import ingest_days
+from pf_core.pin_features import build_pin_features, pin_state
+from pf_core.quality import Verdict, judge_coverage, judge_quarantine, judge_volume, trailing_manifests
+from pf_core.raw_actions import ingested_days, read_deletion_list, require_manifest
+from pf_core.site import Site
+from pf_core.source import LearnedVectors
+
+GROUP = "logs"
+
+
+def raw_actions_asset(site: Site) -> dg.AssetsDefinition:
+    actions = site.source.actions
+
+    @dg.asset(
+        group_name=GROUP,
+        partitions_def=daily_partitions(site),
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        kinds={"parquet", "duckdb"},
+        metadata={
+            "source": f"{site.source.root}/{actions.path}",
+            "dagster/column_schema": column_schema(raw_actions_schema(actions.user_id.type, actions.pin_id.type)),
+        },
+    )
+    def raw_actions(context: dg.AssetExecutionContext) -> None:
+        """The day's actions: mapped to the contract, validated, de-duplicated, bucketed by user and sorted.
+
+        Everything else stands on this one typed table. A row that cannot be used goes to the quarantine with
+        its file, row number and reason; a late row goes to the day on which it happened.
+        """
+        started = time.monotonic()
+        with start_engine(site) as engine:
+            manifests = ingest_days(
+                site,
+                context.partition_keys,
+                engine=engine,
+                forgotten=read_deletion_list(site),
+                progress=context.log.info,
+            )
+            for manifest in manifests:
+                metadata = describe_raw_actions(site, manifest, time.monotonic() - started)
+                context.add_asset_metadata(metadata, partition_key=manifest["ds"])
+                started = time.monotonic()
+
+    return raw_actions
+
+
+def pin_features_asset(site: Site) -> dg.AssetsDefinition:
+    learns = isinstance(site.source.pins.vectors, LearnedVectors)
+    deps: list[dg.AssetDep] = []
+    if site.source.pins.is_incremental:
+        yesterday = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
+        deps.append(dg.AssetDep("pin_features", partition_mapping=yesterday))
+    if learns:
+        deps.append(dg.AssetDep("raw_actions"))
+
+    @dg.asset(
+        group_name=GROUP,
+        partitions_def=daily_partitions(site),
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        deps=deps,
+        kinds={"lance"},
+        metadata={"vectors": "learned from co-engagement" if learns else "given by the site"},
+    )
+    def pin_features(context: dg.AssetExecutionContext) -> None:
+        """Every pin's content vector, interest, and whether Homefeed may show it, as of the day.
+
+        It is what the model knows of a pin: its input for the actions of a sequence and for the pin tower.
+        """
+        started = time.monotonic()
+        with start_engine(site) as engine:
+            manifests = build_pin_features(site, context.partition_keys, engine=engine, progress=context.log.info)
+            for manifest in manifests:
+                metadata = describe_pin_features(site, manifest, time.monotonic() - started)
+                context.add_asset_metadata(metadata, partition_key=manifest["ds"])
+                started = time.monotonic()
+
+    return pin_features
+
+
+def log_checks(site: Site) -> list[dg.AssetChecksDefinition]:
+    @dg.asset_check(asset="raw_actions", blocking=True)
+    def quarantined_share_is_normal(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        """Too many unusable rows mean a broken log or mapping, not a few broken rows."""
+        days = days_to_check(context, ingested_days(site))
+        return _result(context, [judge_quarantine(require_manifest(site, ds), site.quality) for ds in days])
+
+    @dg.asset_check(asset="raw_actions", blocking=True)
+    def volume_is_normal(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        """A day far below or above the days before it is incomplete or doubled."""
+        days = days_to_check(context, ingested_days(site))
+        return _result(
+            context,
+            [judge_volume(require_manifest(site, ds), trailing_manifests(site, ds), site.quality) for ds in days],
+        )
+
+    @dg.asset_check(asset="pin_features", additional_deps=["raw_actions"])
+    def actions_have_pin_features(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        """An action without a pin feature is invisible to the model."""
+        days = days_to_check(context, pin_state(site).days())
+        return _result(context, [judge_coverage(site, ds) for ds in days], severity=dg.AssetCheckSeverity.WARN)
+
+    return [quarantined_share_is_normal, volume_is_normal, actions_have_pin_features]
+
+
+def _result(
+    context: dg.AssetCheckExecutionContext,
+    verdicts: list[Verdict],
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR,
+) -> dg.AssetCheckResult:
+    failed = [verdict for verdict in verdicts if not verdict.passed]
+    shown = failed or verdicts
+    log = context.log.error if severity == dg.AssetCheckSeverity.ERROR else context.log.warning
+    for verdict in failed:
+        log(f"{verdict.ds}: {verdict.reason}")
+    rows = [dg.TableRecord({"ds": v.ds, "passed": v.passed, "reason": v.reason}) for v in verdicts]
+    return dg.AssetCheckResult(
+        passed=not failed,
+        severity=severity,
+        description="; ".join(f"{verdict.ds}: {verdict.reason}" for verdict in shown[:5]),
+        metadata={"days": dg.MetadataValue.table(rows)},
+    )

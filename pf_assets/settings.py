@@ -1,0 +1,44 @@
+"""Where the site file is and what every asset of a site shares."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import dagster as dg
+
+from pf_core.contracts import ds_range, shift_ds
+from pf_core.engine import LocalEngine
+from pf_core.site import Site, load_site
+
+DEMO_SITE = Path(__file__).resolve().parent.parent / "dagster_home" / "demo.yaml"
+
+
+def site_path(environment: Mapping[str, str]) -> Path:
+    """PF_SITE names the site file; without it, it is the demo's."""
+    return Path(environment.get("PF_SITE") or DEMO_SITE)
+
+
+def current_site() -> Site:
+    return load_site(site_path(os.environ), environment=os.environ)
+
+
+def daily_partitions(site: Site) -> dg.DailyPartitionsDefinition:
+    """One start for every daily asset; a site that has ended has no partitions after its last day."""
+    end_date = None if site.end_ds is None else shift_ds(site.end_ds, 1)  # dagster excludes it
+    return dg.DailyPartitionsDefinition(start_date=site.start_ds, end_date=end_date)
+
+
+def days_to_check(context: dg.AssetCheckExecutionContext, newest: Sequence[str]) -> list[str]:
+    """The partitions of the run, or, for a check that is executed alone, the newest of those that exist."""
+    tags = context.run.tags
+    if "dagster/asset_partition_range_start" in tags:
+        return ds_range(tags["dagster/asset_partition_range_start"], tags["dagster/asset_partition_range_end"])
+    if "dagster/partition" in tags:
+        return [tags["dagster/partition"]]
+    return list(newest[-1:])
+
+
+def start_engine(site: Site) -> LocalEngine:
+    return LocalEngine(
+        num_workers=site.engine.num_workers, memory_mb=site.engine.memory_mb, temp_dir=site.directory / "tmp"
+    )

@@ -1,0 +1,209 @@
+"""The asset graph, through real Dagster runs on a tiny world with a real instance."""
+
+import gzip
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pf_assets.definitions import build_definitions
+from pf_assets.settings import DEMO_SITE
+from pf_core.contracts import ds_range
+from pf_core.raw_actions import partition_dir, read_manifest
+from pf_core.site import Site, load_site
+from pf_core.timelines import read_bucket, timeline_state
+from pf_core.world.config import tiny
+from pf_core.world.logs import write_logs
+
+START, END = "2026-01-01", "2026-01-06"
+DAYS = ds_range(START, END)
+ASSETS = ("raw_actions", "pin_features", "user_timelines")
+
+
+@pytest.fixture(scope="session")
+def tiny_logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tiny")
+    write_logs(tiny(num_users=300, num_days=8), root / "demo_site", file_format="csv.gz")
+    return root
+
+
+@pytest.fixture
+def site(tiny_logs: Path, tmp_path: Path) -> Site:
+    """The demo's own site file, on the tiny world, with its data in a folder of the test's."""
+    shutil.copytree(tiny_logs / "demo_site", tmp_path / "demo_site")
+    demo = load_site(DEMO_SITE, environment={"PF_DATA_DIR": str(tmp_path)})
+    timelines = demo.timelines.model_copy(update={"num_buckets": 2})
+    engine = demo.engine.model_copy(update={"num_workers": 1})
+    return demo.model_copy(update={"end_ds": END, "timelines": timelines, "engine": engine})
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    home = tmp_path / "dagster"
+    home.mkdir()
+    with dg.instance_for_test(temp_dir=str(home)) as instance:
+        yield instance
+
+
+def run(
+    site: Site,
+    instance: dg.DagsterInstance,
+    first: str,
+    last: str | None = None,
+    *,
+    assets: tuple[str, ...] = ASSETS,
+    config: dict[str, object] | None = None,
+) -> dg.ExecuteInProcessResult:
+    """One Dagster run of the assets and their checks: of a day, or of a range."""
+    definitions = build_definitions(site)
+    ranged = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last or first}
+    return dg.materialize(
+        [*(definitions.assets or []), *(definitions.asset_checks or [])],
+        selection=dg.AssetSelection.assets(*assets),
+        instance=instance,
+        partition_key=first if last is None else None,
+        tags=None if last is None else ranged,
+        run_config=config,
+        raise_on_error=False,
+    )
+
+
+def check_results(result: dg.ExecuteInProcessResult) -> dict[str, bool]:
+    return {evaluation.check_name: evaluation.passed for evaluation in result.get_asset_check_evaluations()}
+
+
+def all_timelines(site: Site, ds: str) -> list[dict[str, object]]:
+    tables = [read_bucket(site, ds, bucket) for bucket in range(site.timelines.num_buckets)]
+    return sorted(pa.concat_tables(tables).to_pylist(), key=lambda row: row["user_id"])
+
+
+def test_a_range_and_its_days_give_the_same(site: Site, instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    result = run(site, instance, START, END)
+    assert result.success
+    assert check_results(result) == dict.fromkeys(
+        ["quarantined_share_is_normal", "volume_is_normal", "actions_have_pin_features", "timelines_are_sound"], True
+    )
+    for name in ASSETS:
+        assert instance.get_materialized_partitions(dg.AssetKey(name)) == set(DAYS)
+    singly = site.model_copy(update={"data_dir": str(tmp_path / "singly")})
+    for ds in DAYS:
+        assert run(singly, instance, ds).success
+    for ds in DAYS:
+        assert all_timelines(singly, ds) == all_timelines(site, ds)
+    assert len(all_timelines(site, END)) > 100
+
+
+def test_metadata_shows_what_happened(site: Site, instance: dg.DagsterInstance) -> None:
+    assert run(site, instance, START, END).success
+    shown = {}
+    for name in ASSETS:
+        records = instance.fetch_materializations(
+            dg.AssetRecordsFilter(asset_key=dg.AssetKey(name), asset_partitions=[END]), limit=1
+        ).records
+        materialization = records[0].asset_materialization
+        assert materialization is not None
+        shown[name] = materialization.metadata
+    raw, timelines = shown["raw_actions"], shown["user_timelines"]
+    assert {"actions_by_type", "actions_by_surface", "quarantine", "accounting", "bytes", "seconds"} <= raw.keys()
+    balance = [int(record.data["count"]) for record in raw["accounting"].value.records]
+    assert balance[0] + balance[1] - sum(balance[2:7]) == balance[7] == raw["actions"].value
+    assert timelines["timeline_lengths"].value.startswith("![")
+    assert Path(timelines["timeline_lengths_png"].value).read_bytes().startswith(b"\x89PNG")
+    assert timelines["users"].value == timeline_state(site).require(END)["counts"]["users"]
+
+
+def test_a_mostly_broken_day_stops_the_run_before_the_timelines(site: Site, instance: dg.DagsterInstance) -> None:
+    assert run(site, instance, START, DAYS[2]).success
+    log = next((site.log_root / "actions" / DAYS[3]).glob("*.csv.gz"))
+    lines = gzip.decompress(log.read_bytes()).decode().splitlines()
+    broken = [line if number % 2 else line.replace("home", "moon") for number, line in enumerate(lines)]
+    log.write_bytes(gzip.compress("\n".join(broken).encode()))
+    result = run(site, instance, DAYS[3])
+    assert not result.success
+    assert check_results(result)["quarantined_share_is_normal"] is False
+    assert timeline_state(site).manifest(DAYS[3]) is None
+    assert read_manifest(site, DAYS[3]) is not None  # to look at: nothing is lost
+
+
+def test_half_a_day_stops_the_run(site: Site, instance: dg.DagsterInstance) -> None:
+    assert run(site, instance, START, DAYS[3]).success
+    log = next((site.log_root / "actions" / DAYS[4]).glob("*.csv.gz"))
+    lines = gzip.decompress(log.read_bytes()).decode().splitlines()
+    log.write_bytes(gzip.compress("\n".join(lines[: len(lines) // 4]).encode()))
+    result = run(site, instance, DAYS[4])
+    assert not result.success
+    assert check_results(result)["volume_is_normal"] is False
+    assert timeline_state(site).manifest(DAYS[4]) is None
+
+
+def test_doctored_timelines_fail_their_check(site: Site, instance: dg.DagsterInstance) -> None:
+    assert run(site, instance, START, DAYS[1]).success
+    path = timeline_state(site).manifest_path(DAYS[1])
+    manifest = json.loads(path.read_text())
+    manifest["counts"]["active_users"] -= 1
+    path.write_text(json.dumps(manifest))
+    definitions = build_definitions(site)
+    result = dg.materialize(
+        [*(definitions.assets or []), *(definitions.asset_checks or [])],
+        selection=dg.AssetSelection.checks_for_assets("user_timelines"),
+        instance=instance,
+        raise_on_error=False,
+    )
+    assert check_results(result) == {"timelines_are_sound": False}
+
+
+def test_pins_without_features_are_a_warning(site: Site, instance: dg.DagsterInstance) -> None:
+    catalogue = site.log_root / "pins" / f"{START}.parquet"
+    pins = pq.read_table(catalogue)
+    pq.write_table(pins.slice(0, pins.num_rows // 2), catalogue)
+    result = run(site, instance, START)
+    assert result.success  # it warns, and blocks nothing
+    assert check_results(result)["actions_have_pin_features"] is False
+
+
+def test_rebuild_is_a_run_configuration(site: Site, instance: dg.DagsterInstance) -> None:
+    assert run(site, instance, START, END, assets=("raw_actions",)).success
+    failed = run(site, instance, END, assets=("user_timelines",))
+    assert not failed.success
+    config = {"ops": {"user_timelines": {"config": {"rebuild": True}}}}
+    assert run(site, instance, END, assets=("user_timelines",), config=config).success
+    rebuilt = all_timelines(site, END)
+    assert run(site, instance, START, END, assets=("user_timelines",)).success
+    assert all_timelines(site, END) == rebuilt
+
+
+def test_the_asset_graph(site: Site) -> None:
+    graph = build_definitions(site).resolve_asset_graph()
+    snapshot = {
+        node.key.to_user_string(): (node.group_name, sorted(parent.to_user_string() for parent in node.parent_keys))
+        for node in graph.asset_nodes
+    }
+    assert snapshot == {
+        "raw_actions": ("logs", []),
+        "pin_features": ("logs", ["pin_features"]),
+        "user_timelines": ("timelines", ["raw_actions", "user_timelines"]),
+    }
+    assert {key.to_user_string() for key in graph.asset_check_keys} == {
+        "raw_actions:quarantined_share_is_normal",
+        "raw_actions:volume_is_normal",
+        "pin_features:actions_have_pin_features",
+        "user_timelines:timelines_are_sound",
+    }
+    partitions = {node.partitions_def for node in graph.asset_nodes}
+    assert len(partitions) == 1
+    keys = partitions.pop().get_partition_keys()
+    assert (keys[0], keys[-1]) == (START, END)
+    assert all(node.description for node in graph.asset_nodes)
+
+
+def test_raw_actions_are_where_the_page_says(site: Site, instance: dg.DagsterInstance) -> None:
+    assert run(site, instance, START, assets=("raw_actions",)).success
+    manifest = read_manifest(site, START)
+    assert manifest is not None
+    folder = partition_dir(site, START) / manifest["build"]
+    assert sum(pq.read_metadata(path).num_rows for path in folder.glob("bucket-*")) == manifest["counts"]["kept"]
