@@ -5,7 +5,7 @@ import time
 import dagster as dg
 
 from pf_assets.metadata import column_schema, describe_pin_features, describe_raw_actions
-from pf_assets.settings import daily_partitions, days_to_check, start_engine
+from pf_assets.settings import ENGINE_POOL, daily_partitions, days_to_check, start_engine
 from pf_core.contracts import raw_actions_schema
 from pf_core.ingest import ingest_days
 from pf_core.pin_features import build_pin_features, pin_state
@@ -24,6 +24,7 @@ def raw_actions_asset(site: Site) -> dg.AssetsDefinition:
         group_name=GROUP,
         partitions_def=daily_partitions(site),
         backfill_policy=dg.BackfillPolicy.single_run(),
+        pool=ENGINE_POOL,
         kinds={"parquet", "duckdb"},
         metadata={
             "source": f"{site.source.root}/{actions.path}",
@@ -36,7 +37,6 @@ def raw_actions_asset(site: Site) -> dg.AssetsDefinition:
         Everything else stands on this one typed table. A row that cannot be used goes to the quarantine with
         its file, row number and reason; a late row goes to the day on which it happened.
         """
-        started = time.monotonic()
         with start_engine(site) as engine:
             manifests = ingest_days(
                 site,
@@ -46,9 +46,7 @@ def raw_actions_asset(site: Site) -> dg.AssetsDefinition:
                 progress=context.log.info,
             )
             for manifest in manifests:
-                metadata = describe_raw_actions(site, manifest, time.monotonic() - started)
-                context.add_asset_metadata(metadata, partition_key=manifest["ds"])
-                started = time.monotonic()
+                context.add_asset_metadata(describe_raw_actions(site, manifest), partition_key=manifest["ds"])
 
     return raw_actions
 
@@ -66,6 +64,7 @@ def pin_features_asset(site: Site) -> dg.AssetsDefinition:
         group_name=GROUP,
         partitions_def=daily_partitions(site),
         backfill_policy=dg.BackfillPolicy.single_run(),
+        pool=ENGINE_POOL,
         deps=deps,
         kinds={"lance"},
         metadata={"vectors": "learned from co-engagement" if learns else "given by the site"},

@@ -18,7 +18,7 @@ Metadata = dict[str, Any]
 MAX_SAMPLE_ROWS = 12
 
 
-def describe_raw_actions(site: Site, manifest: Mapping[str, Any], seconds: float) -> Metadata:
+def describe_raw_actions(site: Site, manifest: Mapping[str, Any]) -> Metadata:
     counts = manifest["counts"]
     ds = manifest["ds"]
     num_bytes = sum(entry["num_bytes"] for entry in manifest["files"])
@@ -45,7 +45,7 @@ def describe_raw_actions(site: Site, manifest: Mapping[str, Any], seconds: float
         "quarantine_sample": _table(_sample(site, raw_actions.read_quarantine(site, ds))),
         "rows_outside_site_days": manifest["outside_site_days"],
         "bytes": num_bytes,
-        "seconds": round(seconds, 2),
+        "seconds": manifest["seconds"],
         "path": dg.MetadataValue.path(raw_actions.partition_dir(site, ds) / manifest["build"]),
         "dagster/row_count": counts["kept"],
     }

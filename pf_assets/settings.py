@@ -10,6 +10,9 @@ from pf_core.contracts import ds_range, shift_ds
 from pf_core.engine import LocalEngine
 from pf_core.site import Site, load_site
 
+ENGINE_POOL = "engine"
+"""Assets that use the whole machine; the instance lets one run of them at a time."""
+
 DEMO_SITE = Path(__file__).resolve().parent.parent / "dagster_home" / "demo.yaml"
 
 

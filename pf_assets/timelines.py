@@ -5,7 +5,7 @@ import time
 import dagster as dg
 
 from pf_assets.metadata import column_schema, describe_user_timelines
-from pf_assets.settings import daily_partitions, days_to_check, start_engine
+from pf_assets.settings import ENGINE_POOL, daily_partitions, days_to_check, start_engine
 from pf_core.contracts import user_timelines_schema
 from pf_core.raw_actions import read_deletion_list
 from pf_core.site import Site
@@ -27,6 +27,7 @@ def user_timelines_asset(site: Site) -> dg.AssetsDefinition:
         group_name=GROUP,
         partitions_def=daily_partitions(site),
         backfill_policy=dg.BackfillPolicy.single_run(),
+        pool=ENGINE_POOL,
         deps=[
             dg.AssetDep("raw_actions"),
             dg.AssetDep(

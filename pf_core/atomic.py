@@ -6,9 +6,12 @@ is the publication. A crash leaves at worst an unnamed build, which the next pub
 The same scheme carries over to object storage, where a conditional write takes the place of the rename.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,20 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise PipelineError(f"{path} is damaged ({error}); re-run the partition that writes it") from error
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path, what: str) -> Iterator[None]:
+    """One writer of a folder at a time; the lock dies with its process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PipelineError(
+                f"another run is writing {what} in {folder}; wait until it has ended, then re-run"
+            ) from None
+        yield
 
 
 def start_build(partition: Path) -> Path:

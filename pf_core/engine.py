@@ -13,6 +13,8 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -22,6 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pf_core.contracts import ACTION_COLUMNS
+
+REPORT_EVERY_S = 0.5
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -114,6 +118,26 @@ def _combined(array: pa.ChunkedArray | pa.Array) -> pa.Array:
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 
+@dataclass
+class _Reporter:
+    """Where `report` goes: to a callback in this process, or from a worker to the process that started it."""
+
+    say: Callable[[str], None] | None = None
+
+
+_reporter = _Reporter()
+
+
+def _report_to(messages: "SimpleQueue[str]") -> None:
+    _reporter.say = messages.put
+
+
+def report(message: str) -> None:
+    """Tell the person who watches how far a per-bucket function has come."""
+    if _reporter.say is not None:
+        _reporter.say(message)
+
+
 class Shuffle:
     """Rows by group: in memory up to a budget, beyond it in Arrow files, one a group and flush.
 
@@ -181,6 +205,7 @@ class LocalEngine:
         self._memory_bytes = memory_mb << 20
         self._temp_dir = temp_dir
         self._pool: ProcessPoolExecutor | None = None
+        self._messages: SimpleQueue[str]
 
     @contextlib.contextmanager
     def shuffle(self) -> Iterator[Shuffle]:
@@ -192,18 +217,40 @@ class LocalEngine:
         finally:
             shutil.rmtree(spill_dir, ignore_errors=True)
 
-    def map_buckets(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
-        """`function(task)` for every task, results in the order of completion; the first failure is raised."""
+    def map_buckets(
+        self,
+        function: Callable[[Task], Result],
+        tasks: Sequence[Task],
+        progress: Callable[[str], None] | None = None,
+    ) -> Iterator[Result]:
+        """`function(task)` for every task, results in the order of completion; the first failure is raised.
+
+        What the function says with `report` reaches `progress` while it runs.
+        """
         if self.num_workers == 1 or len(tasks) == 1:
-            yield from map(function, tasks)
+            for task in tasks:
+                _reporter.say = progress
+                try:
+                    result = function(task)
+                finally:
+                    _reporter.say = None
+                yield result
             return
         if self._pool is None:
             # Lance and DuckDB run threads: a forked copy of them deadlocks, so workers start afresh.
-            self._pool = ProcessPoolExecutor(self.num_workers, mp_context=multiprocessing.get_context("spawn"))
+            context = multiprocessing.get_context("spawn")
+            self._messages = context.SimpleQueue()
+            self._pool = ProcessPoolExecutor(
+                self.num_workers, mp_context=context, initializer=_report_to, initargs=(self._messages,)
+            )
         pending = {self._pool.submit(function, task) for task in tasks}
         try:
             while pending:
-                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                done, pending = wait(pending, timeout=REPORT_EVERY_S, return_when=FIRST_COMPLETED)
+                while not self._messages.empty():
+                    message = self._messages.get()
+                    if progress is not None:
+                        progress(message)
                 for future in done:
                     yield future.result()
         finally:

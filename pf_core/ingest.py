@@ -4,8 +4,10 @@ Every row that is read is accounted for in a manifest: kept, duplicate, skipped 
 forgotten, or quarantined with a reason. A day is published whole or not at all.
 """
 
+import contextlib
 import hashlib
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pf_core.atomic import publish_build, start_build
+from pf_core.atomic import exclusive, publish_build, start_build
 from pf_core.contracts import (
     PipelineError,
     ds_range,
@@ -25,7 +27,7 @@ from pf_core.contracts import (
     raw_actions_schema,
     shift_ds,
 )
-from pf_core.engine import LocalEngine, Shuffle, bucket_of
+from pf_core.engine import LocalEngine, Shuffle, bucket_of, report
 from pf_core.mapping import ActionMapper, rejected_rows
 from pf_core.quarantine import Quarantine
 from pf_core.raw_actions import Manifest, partition_dir, positive_mask
@@ -34,6 +36,7 @@ from pf_core.site import Site
 from pf_core.source import DAY
 
 DAY_US = 86_400_000_000
+TELL_EVERY_S = 5.0
 COUNTS = ("read", "kept", "users", "positive", "duplicates", "skipped", "sent", "received", "forgotten", "quarantined")
 
 RoutedRows = tuple[pa.Table, np.ndarray]
@@ -58,14 +61,8 @@ def ingest_days(
     passes = [list(days[start : start + step]) for start in range(0, len(days), step)]
     memory_mb = site.engine.memory_mb // min(engine.num_workers, len(passes))
     tasks = [_Pass(site=site, days=chunk, forgotten=forgotten, memory_mb=memory_mb) for chunk in passes]
-    for manifests in engine.map_buckets(_run_pass, tasks):
-        for manifest in manifests:
-            counts = manifest["counts"]
-            progress(
-                f"raw_actions {manifest['ds']}: {counts['kept']:,} actions of {counts['users']:,} users, "
-                f"{counts['duplicates']:,} duplicates, {counts['quarantined']:,} quarantined"
-            )
-            yield manifest
+    for manifests in engine.map_buckets(_run_pass, tasks, progress):
+        yield from manifests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +74,12 @@ class _Pass:
 
 
 def _run_pass(task: _Pass) -> list[Manifest]:
-    run = _PassRun(task)
-    try:
+    with contextlib.ExitStack() as locks:
+        for ds in task.days:
+            locks.enter_context(exclusive(partition_dir(task.site, ds), f"raw_actions {ds}"))
+        run = _PassRun(task)
+        locks.callback(run.clean_up)
         return run.ingest()
-    finally:
-        run.clean_up()
 
 
 @dataclass
@@ -118,6 +116,7 @@ class _PassRun:
             build = start_build(partition_dir(self.site, ds))
             self.days.append(_Day(ds=ds, build=build, quarantine=Quarantine(build / "quarantine.parquet")))
         self.num_outside_site_days = 0
+        self.started = self.told = time.monotonic()
 
     def ingest(self) -> list[Manifest]:
         engine = LocalEngine(
@@ -177,6 +176,7 @@ class _PassRun:
                 for reject in rejected_rows(batches, raw, positions, reasons):
                     own.quarantine.add(*reject)
             self._count_days("received", row_day[accepted & (row_day != file_day)])
+            self._tell(f"raw_actions: reading the files of {_ds_of(file_day)}")
             yield self._group(mapped.actions, row_day, accepted)
 
     def _read(self, file: Path) -> Iterator[RawBatch]:
@@ -220,6 +220,7 @@ class _PassRun:
             self._count_days("read", row_day[mapped.kept])
             in_site = self._in_site_days(row_day[mapped.kept])
             self.num_outside_site_days += int((~in_site).sum())
+            self._tell(f"raw_actions: reading {file}")
             yield self._group(mapped.actions, row_day[mapped.kept], in_site)
         if waiting:
             number, reason, _ = waiting[0]
@@ -285,6 +286,7 @@ class _PassRun:
         manifest: Manifest = {
             "ds": day.ds,
             "site": self.site.fingerprint(),
+            "seconds": round(time.monotonic() - self.started, 2),
             "num_buckets": self.site.timelines.num_buckets,
             "counts": {name: day.counts[name] for name in COUNTS},
             "sent_to": dict(day.sent_to),
@@ -296,9 +298,20 @@ class _PassRun:
             "files": sorted(day.files, key=lambda entry: int(entry["bucket"])),
             "inputs": day.inputs,
         }
+        self.started = time.monotonic()
         publish_build(day.build, manifest)
         day.is_published = True
+        report(
+            f"raw_actions {day.ds}: {day.counts['kept']:,} actions of {day.counts['users']:,} users, "
+            f"{day.counts['duplicates']:,} duplicates, {day.counts['quarantined']:,} quarantined"
+        )
         return manifest | {"build": day.build.name}
+
+    def _tell(self, message: str) -> None:
+        """Progress within a day, every few seconds."""
+        if time.monotonic() - self.told > TELL_EVERY_S:
+            self.told = time.monotonic()
+            report(message)
 
     # Days
 

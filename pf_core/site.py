@@ -103,9 +103,9 @@ def load_site(path: Path, *, environment: Mapping[str, str]) -> Site:
     folder = path.resolve().parent
     return site.model_copy(
         update={
-            "data_dir": str(folder / site.data_dir),
-            "deletion_list": None if site.deletion_list is None else str(folder / site.deletion_list),
-            "source": site.source.model_copy(update={"root": str(folder / site.source.root)}),
+            "data_dir": str((folder / site.data_dir).resolve()),
+            "deletion_list": None if site.deletion_list is None else str((folder / site.deletion_list).resolve()),
+            "source": site.source.model_copy(update={"root": str((folder / site.source.root).resolve())}),
         }
     )
 

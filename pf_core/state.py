@@ -7,7 +7,6 @@ the versions that manifests name from being cleaned up.
 """
 
 import contextlib
-import fcntl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +17,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-from pf_core.atomic import read_json, write_json
+from pf_core.atomic import exclusive, read_json, write_json
 from pf_core.contracts import PipelineError
 from pf_core.engine import LocalEngine
 
@@ -69,18 +68,8 @@ class DailyState:
         write_json(self.manifest_path(ds), complete)
         return complete
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """One writer at a time; the lock dies with its process."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise PipelineError(
-                    f"another run is writing {self.asset} in {self.root}; wait until it has ended, then re-run"
-                ) from None
-            yield
+    def writing(self) -> contextlib.AbstractContextManager[None]:
+        return exclusive(self.root, self.asset)
 
     def retain(self, num_days: int, engine: LocalEngine, progress: Callable[[str], None]) -> None:
         """Drop all but the newest `num_days` days, and every file that no remaining day needs."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import dagster as dg
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,8 +18,10 @@ from pf_core.contracts import ds_range
 from pf_core.raw_actions import partition_dir, read_manifest
 from pf_core.site import Site, load_site
 from pf_core.timelines import read_bucket, timeline_state
+from pf_core.world.behaviour import ACTION_TYPES
 from pf_core.world.config import tiny
 from pf_core.world.logs import write_logs
+from pf_core.world.world import World
 
 START, END = "2026-01-01", "2026-01-06"
 DAYS = ds_range(START, END)
@@ -96,6 +99,24 @@ def test_a_range_and_its_days_give_the_same(site: Site, instance: dg.DagsterInst
     for ds in DAYS:
         assert all_timelines(singly, ds) == all_timelines(site, ds)
     assert len(all_timelines(site, END)) > 100
+
+
+def test_ingestion_undoes_the_dirt_of_the_logs(site: Site, instance: dg.DagsterInstance) -> None:
+    """The world knows what truly happened: duplicates, late, unknown and malformed rows must not change it."""
+    assert run(site, instance, START, END, assets=("raw_actions",)).success
+    world = World(tiny(num_users=300, num_days=8))
+    true = [world.actions(day, chunk) for day in range(8) for chunk in range(world.config.num_chunks)]
+    day_of = np.concatenate([actions.ts_s for actions in true]) - world.config.start_s
+    day_of = (day_of // 86_400).astype(int)  # of the action; it may have arrived later
+    user, action = (np.concatenate([getattr(actions, name) for actions in true]) for name in ("user", "action"))
+    for day, ds in enumerate(DAYS):
+        manifest = read_manifest(site, ds)
+        assert manifest is not None
+        assert manifest["counts"]["kept"] == (day_of == day).sum()
+        assert manifest["counts"]["users"] == len(np.unique(user[day_of == day]))
+        by_type = np.bincount(action[day_of == day], minlength=len(ACTION_TYPES))
+        assert manifest["by_type"] == {name: n for name, n in zip(ACTION_TYPES, by_type, strict=True) if n}
+        assert manifest["counts"]["quarantined"] > 0 or manifest["counts"]["duplicates"] > 0
 
 
 def test_metadata_shows_what_happened(site: Site, instance: dg.DagsterInstance) -> None:

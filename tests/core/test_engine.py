@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pf_core.contracts import ACTION_COLUMNS, CATEGORY, TIMESTAMP
-from pf_core.engine import LocalEngine, Shuffle, bucket_of, rank_ids, sort_actions
+from pf_core.engine import LocalEngine, Shuffle, bucket_of, rank_ids, report, sort_actions
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -140,3 +140,18 @@ def test_map_buckets(num_workers: int, tmp_path: Path) -> None:
         assert sorted(engine.map_buckets(abs, [-3, 1, 2])) == [1, 2, 3]
         with pytest.raises(TypeError):
             list(engine.map_buckets(abs, [1, "not a number", 2]))
+
+
+def announce(number: int) -> int:
+    report(f"at {number}")
+    return number
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_what_a_function_reports_reaches_the_person_who_watches(num_workers: int, tmp_path: Path) -> None:
+    heard: list[str] = []
+    with LocalEngine(num_workers=num_workers, memory_mb=64, temp_dir=tmp_path) as engine:
+        assert sorted(engine.map_buckets(announce, [1, 2, 3], heard.append)) == [1, 2, 3]
+        assert sorted(heard) == ["at 1", "at 2", "at 3"]
+        assert sorted(engine.map_buckets(announce, [4, 5])) == [4, 5]  # nobody listens
+    assert len(heard) == 3

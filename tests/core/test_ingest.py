@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pf_core.atomic import MANIFEST, read_json
+from pf_core.atomic import MANIFEST, exclusive, read_json
 from pf_core.contracts import PipelineError, ds_range, shift_ds
 from pf_core.raw_actions import partition_dir, positive_mask, read_manifest, read_quarantine
 from pf_core.source import Positive
@@ -145,7 +145,7 @@ def test_a_mapping_that_fits_no_row_is_an_error_and_publishes_nothing(small_site
     with pytest.raises(PipelineError, match=r"not one of the 2 rows .*row 1: action_type: unknown value"):
         site.ingest(DAYS[:1])
     assert read_manifest(site.site, DAYS[0]) is None
-    assert list(partition_dir(site.site, DAYS[0]).iterdir()) == []
+    assert list(partition_dir(site.site, DAYS[0]).glob("[!.]*")) == []
 
 
 def test_a_missing_day_is_an_error_and_an_empty_one_is_a_partition(small_site: MakeSite) -> None:
@@ -177,7 +177,7 @@ def test_rerunning_gives_the_same_bytes_and_keeps_one_build(small_site: MakeSite
     [second] = site.ingest(DAYS[:1])
     assert second["files"] == first["files"]
     assert second["build"] != first["build"]
-    assert sorted(p.name for p in partition_dir(site.site, DAYS[0]).iterdir()) == [second["build"], MANIFEST]
+    assert sorted(p.name for p in partition_dir(site.site, DAYS[0]).glob("[!.]*")) == [second["build"], MANIFEST]
 
 
 def test_forgotten_users_stay_out_and_are_counted(small_site: MakeSite) -> None:
@@ -241,3 +241,14 @@ def test_rejects_of_many_small_files_keep_their_file_and_row(small_site: MakeSit
     ]
     assert manifest["counts"]["kept"] == 4 * 4
     assert len(manifest["inputs"]) == 4
+
+
+def test_a_second_writer_of_a_day_is_told_to_wait(small_site: MakeSite) -> None:
+    site = small_site()
+    for offset, ds in enumerate(DAYS[:2]):
+        site.write_log(ds, [(1, "p", offset * DAY_S + 1.0, "look")])
+    with exclusive(partition_dir(site.site, DAYS[0]), "raw_actions"):
+        with pytest.raises(PipelineError, match="another run is writing raw_actions 2026-01-01"):
+            site.ingest(DAYS[:2])
+        assert len(site.ingest(DAYS[1:2])) == 1
+    assert len(site.ingest(DAYS[:2])) == 2

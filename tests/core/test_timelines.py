@@ -64,8 +64,10 @@ def worlds(draw: st.DrawFn) -> tuple[dict[str, Any], Logs]:
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(worlds(), st.lists(st.integers(0, 5), min_size=1, max_size=3))
-def test_incremental_equals_rebuild_equals_definition(world: tuple[dict[str, Any], Logs], reruns: list[int]) -> None:
+@given(worlds(), st.integers(1, 6), st.lists(st.integers(0, 5), min_size=1, max_size=3))
+def test_incremental_equals_rebuild_equals_definition(
+    world: tuple[dict[str, Any], Logs], split: int, reruns: list[int]
+) -> None:
     options, logs = world
     with tempfile.TemporaryDirectory() as folder:
         site = SmallSite(Path(folder), options)
@@ -74,8 +76,8 @@ def test_incremental_equals_rebuild_equals_definition(world: tuple[dict[str, Any
             site.write_log(ds, [*rows, (777, "p", DAYS.index(ds) * DAY_S + 1.0, "look")])
             logs[ds] = [*rows, (777, "p", DAYS.index(ds) * DAY_S + 1.0, "look")]
         site.ingest(DAYS)
-        site.build(DAYS[:3])
-        for ds in DAYS[3:]:
+        site.build(DAYS[:split])  # a range, then days one by one
+        for ds in DAYS[split:]:
             site.build([ds])
         expected = {ds: expected_timelines(site, logs, ds) for ds in DAYS}
         assert {ds: site.timelines(ds) for ds in DAYS} == expected
