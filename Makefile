@@ -31,7 +31,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup  ## Every published ratio; about 15 minutes
+bench: setup  ## Every published ratio; about 10 minutes
 	$(BIN)/python benchmarks/run_all.py
 
 clean:  ## Remove what the demo made; keeps .venv

@@ -48,13 +48,7 @@ def demo() -> None:
     started = time.monotonic()
     site = load_site(DEMO_SITE, environment=os.environ)
     typer.secho("1. The demo site's logs", bold=True)
-    write_logs(
-        world_config.demo(),
-        site.log_root,
-        file_format="csv.gz",
-        workers=site.engine.num_workers,
-        progress=typer.echo,
-    )
+    _write_world(world_config.demo(), site.log_root, "csv.gz")
     typer.secho("2. The asset graph", bold=True)
     for assets, days in _missing(site).items():
         _materialize(assets, days)
@@ -172,7 +166,14 @@ def world(
             config = world_config.large(num_users=num_users, num_days=num_days, seed=seed)
         case _:
             _fail(f"no preset {preset!r}: choose tiny, demo or large")
-    write_logs(config, out, file_format=file_format, workers=os.cpu_count() or 1, progress=typer.echo)
+    _write_world(config, out, file_format)
+
+
+def _write_world(config: world_config.WorldConfig, out: Path, file_format: FileFormat) -> None:
+    try:
+        write_logs(config, out, file_format=file_format, workers=os.cpu_count() or 1, progress=typer.echo)
+    except ValueError as error:  # the folder holds another world
+        _fail(str(error))
 
 
 @app.command()
