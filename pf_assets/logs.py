@@ -1,10 +1,10 @@
 """Group `logs`: what the site wrote, as our contracts want it."""
 
-import time
+import functools
 
 import dagster as dg
 
-from pf_assets.metadata import column_schema, describe_pin_features, describe_raw_actions
+from pf_assets.metadata import column_schema, describe_pin_features, describe_raw_actions, record_days
 from pf_assets.settings import ENGINE_POOL, daily_partitions, days_to_check, start_engine
 from pf_core.contracts import raw_actions_schema
 from pf_core.ingest import ingest_days
@@ -45,8 +45,7 @@ def raw_actions_asset(site: Site) -> dg.AssetsDefinition:
                 forgotten=read_deletion_list(site),
                 progress=context.log.info,
             )
-            for manifest in manifests:
-                context.add_asset_metadata(describe_raw_actions(site, manifest), partition_key=manifest["ds"])
+            record_days(context, manifests, lambda manifest, _: describe_raw_actions(site, manifest))
 
     return raw_actions
 
@@ -74,13 +73,9 @@ def pin_features_asset(site: Site) -> dg.AssetsDefinition:
 
         It is what the model knows of a pin: its input for the actions of a sequence and for the pin tower.
         """
-        started = time.monotonic()
         with start_engine(site) as engine:
             manifests = build_pin_features(site, context.partition_keys, engine=engine, progress=context.log.info)
-            for manifest in manifests:
-                metadata = describe_pin_features(site, manifest, time.monotonic() - started)
-                context.add_asset_metadata(metadata, partition_key=manifest["ds"])
-                started = time.monotonic()
+            record_days(context, manifests, functools.partial(describe_pin_features, site))
 
     return pin_features
 

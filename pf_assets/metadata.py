@@ -2,7 +2,8 @@
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,18 @@ from pf_core.timelines import LENGTH_BINS, timeline_state
 
 Metadata = dict[str, Any]
 MAX_SAMPLE_ROWS = 12
+
+
+def record_days(
+    context: dg.AssetExecutionContext,
+    manifests: Iterable[Mapping[str, Any]],
+    describe: Callable[[Mapping[str, Any], float], Metadata],
+) -> None:
+    """Build day after day, and give each partition its own metadata: what a range run returns goes to all alike."""
+    started = time.monotonic()
+    for manifest in manifests:
+        context.add_asset_metadata(describe(manifest, time.monotonic() - started), partition_key=manifest["ds"])
+        started = time.monotonic()
 
 
 def describe_raw_actions(site: Site, manifest: Mapping[str, Any]) -> Metadata:

@@ -1,10 +1,10 @@
 """Group `timelines`: every user's actions in one row."""
 
-import time
+import functools
 
 import dagster as dg
 
-from pf_assets.metadata import column_schema, describe_user_timelines
+from pf_assets.metadata import column_schema, describe_user_timelines, record_days
 from pf_assets.settings import ENGINE_POOL, daily_partitions, days_to_check, start_engine
 from pf_core.contracts import user_timelines_schema
 from pf_core.raw_actions import read_deletion_list
@@ -48,7 +48,6 @@ def user_timelines_asset(site: Site) -> dg.AssetsDefinition:
         Training samples its examples from it, and inference takes its newest actions. A day is built from the
         one before it by touching the users who were active, and equals a rebuild from the logs.
         """
-        started = time.monotonic()
         with start_engine(site) as engine:
             manifests = build_timelines(
                 site,
@@ -58,10 +57,7 @@ def user_timelines_asset(site: Site) -> dg.AssetsDefinition:
                 rebuild=config.rebuild,
                 progress=context.log.info,
             )
-            for manifest in manifests:
-                metadata = describe_user_timelines(site, manifest, time.monotonic() - started)
-                context.add_asset_metadata(metadata, partition_key=manifest["ds"])
-                started = time.monotonic()
+            record_days(context, manifests, functools.partial(describe_user_timelines, site))
 
     return user_timelines
 
