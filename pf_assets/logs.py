@@ -9,7 +9,14 @@ from pf_assets.settings import ENGINE_POOL, daily_partitions, days_to_check, sta
 from pf_core.contracts import raw_actions_schema
 from pf_core.ingest import ingest_days
 from pf_core.pin_features import build_pin_features, pin_state
-from pf_core.quality import Verdict, judge_coverage, judge_quarantine, judge_volume, trailing_manifests
+from pf_core.quality import (
+    Verdict,
+    judge_coverage,
+    judge_late_rows,
+    judge_quarantine,
+    judge_volume,
+    trailing_manifests,
+)
 from pf_core.raw_actions import ingested_days, read_deletion_list, require_manifest
 from pf_core.site import Site
 from pf_core.source import LearnedVectors
@@ -96,13 +103,20 @@ def log_checks(site: Site) -> list[dg.AssetChecksDefinition]:
             [judge_volume(require_manifest(site, ds), trailing_manifests(site, ds), site.quality) for ds in days],
         )
 
+    @dg.asset_check(asset="raw_actions")
+    def late_rows_are_received(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        """A late row waits in its file until the day on which it happened is re-run."""
+        days = days_to_check(context, ingested_days(site))
+        verdicts = [judge_late_rows(site, require_manifest(site, ds)) for ds in days]
+        return _result(context, verdicts, severity=dg.AssetCheckSeverity.WARN)
+
     @dg.asset_check(asset="pin_features", additional_deps=["raw_actions"])
     def actions_have_pin_features(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         """An action without a pin feature is invisible to the model."""
         days = days_to_check(context, pin_state(site).days())
         return _result(context, [judge_coverage(site, ds) for ds in days], severity=dg.AssetCheckSeverity.WARN)
 
-    return [quarantined_share_is_normal, volume_is_normal, actions_have_pin_features]
+    return [quarantined_share_is_normal, volume_is_normal, late_rows_are_received, actions_have_pin_features]
 
 
 def _result(

@@ -31,14 +31,15 @@ def daily_partitions(site: Site) -> dg.DailyPartitionsDefinition:
     return dg.DailyPartitionsDefinition(start_date=site.start_ds, end_date=end_date)
 
 
-def days_to_check(context: dg.AssetCheckExecutionContext, newest: Sequence[str]) -> list[str]:
-    """The partitions of the run, or, for a check that is executed alone, the newest of those that exist."""
+def days_to_check(context: dg.AssetCheckExecutionContext, existing: Sequence[str]) -> list[str]:
+    """The run's partitions, without those that the retention has dropped; of a check run alone, the newest one."""
     tags = context.run.tags
     if "dagster/asset_partition_range_start" in tags:
-        return ds_range(tags["dagster/asset_partition_range_start"], tags["dagster/asset_partition_range_end"])
+        days = ds_range(tags["dagster/asset_partition_range_start"], tags["dagster/asset_partition_range_end"])
+        return [ds for ds in days if ds in existing]
     if "dagster/partition" in tags:
         return [tags["dagster/partition"]]
-    return list(newest[-1:])
+    return list(existing[-1:])
 
 
 def start_engine(site: Site) -> LocalEngine:

@@ -6,10 +6,11 @@ import dagster as dg
 
 from pf_assets.metadata import column_schema, describe_user_timelines, record_days
 from pf_assets.settings import ENGINE_POOL, daily_partitions, days_to_check, start_engine
+from pf_core.audit import audit_day
 from pf_core.contracts import user_timelines_schema
 from pf_core.raw_actions import read_deletion_list
 from pf_core.site import Site
-from pf_core.timelines import audit_day, build_timelines, timeline_state
+from pf_core.timelines import build_timelines, timeline_state
 
 GROUP = "timelines"
 

@@ -12,7 +12,7 @@ import multiprocessing
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -246,16 +246,23 @@ class LocalEngine:
         pending = {self._pool.submit(function, task) for task in tasks}
         try:
             while pending:
-                done, pending = wait(pending, timeout=REPORT_EVERY_S, return_when=FIRST_COMPLETED)
-                while not self._messages.empty():
-                    message = self._messages.get()
-                    if progress is not None:
-                        progress(message)
+                done, pending = self._wait(pending, progress)
                 for future in done:
                     yield future.result()
         finally:
-            for future in pending:
-                future.cancel()
+            pending = {future for future in pending if not future.cancel()}
+            while pending:  # those that run already; a worker that nobody listens to would block
+                _, pending = self._wait(pending, progress)
+
+    def _wait(
+        self, pending: "set[Future[Result]]", progress: Callable[[str], None] | None
+    ) -> "tuple[set[Future[Result]], set[Future[Result]]]":
+        done, pending = wait(pending, timeout=REPORT_EVERY_S, return_when=FIRST_COMPLETED)
+        while not self._messages.empty():
+            message = self._messages.get()
+            if progress is not None:
+                progress(message)
+        return done, pending
 
     def __enter__(self) -> "LocalEngine":
         return self

@@ -5,7 +5,6 @@ forgotten, or quarantined with a reason. A day is published whole or not at all.
 """
 
 import contextlib
-import hashlib
 import shutil
 import time
 from collections import Counter
@@ -24,13 +23,12 @@ from pf_core.contracts import (
     PipelineError,
     ds_range,
     ds_start_us,
-    raw_actions_schema,
     shift_ds,
 )
 from pf_core.engine import LocalEngine, Shuffle, bucket_of, report
 from pf_core.mapping import ActionMapper, rejected_rows
 from pf_core.quarantine import Quarantine
-from pf_core.raw_actions import Manifest, partition_dir, positive_mask
+from pf_core.raw_actions import Manifest, partition_dir, positive_mask, write_bucket
 from pf_core.reading import RawBatch, find_files, join_batches, read_file
 from pf_core.site import Site
 from pf_core.source import DAY
@@ -74,8 +72,9 @@ class _Pass:
 
 
 def _run_pass(task: _Pass) -> list[Manifest]:
+    is_dated = task.site.source.actions.is_dated
     with contextlib.ExitStack() as locks:
-        for ds in task.days:
+        for ds in task.days if is_dated else ["."]:  # an undated log may have more days than a process may lock
             locks.enter_context(exclusive(partition_dir(task.site, ds), f"raw_actions {ds}"))
         run = _PassRun(task)
         locks.callback(run.clean_up)
@@ -95,6 +94,7 @@ class _Day:
     by_surface: Counter[str] = field(default_factory=Counter)
     files: list[dict[str, Any]] = field(default_factory=list)
     inputs: list[dict[str, Any]] = field(default_factory=list)
+    neighbours: list[dict[str, Any]] = field(default_factory=list)  # other days' files that were looked through
     is_published: bool = False
 
 
@@ -119,9 +119,9 @@ class _PassRun:
         self.started = self.told = time.monotonic()
 
     def ingest(self) -> list[Manifest]:
-        engine = LocalEngine(
-            num_workers=1, memory_mb=self.memory_mb, temp_dir=self.site.directory / "tmp" / self.days[0].ds
-        )
+        spill_dir = self.site.directory / "tmp" / f"raw_actions-{self.days[0].ds}"
+        shutil.rmtree(spill_dir, ignore_errors=True)  # of a pass that was killed: we hold its lock
+        engine = LocalEngine(num_workers=1, memory_mb=self.memory_mb, temp_dir=spill_dir)
         num_buckets = self.site.timelines.num_buckets
         manifests: list[Manifest] = []
         with engine.shuffle() as shuffle:
@@ -149,6 +149,10 @@ class _PassRun:
                     f"no file for {ds}: nothing matches {self.site.log_root / self.source.path.replace(DAY, ds)}. "
                     "If the site was silent that day, put a log without rows there"
                 )
+            for day in self.days:
+                reach = _day_number(ds) - _day_number(day.ds)
+                if reach and -self.source.early_days <= reach <= self.source.late_days:
+                    day.neighbours += [_describe(file) for file in files]
             for rows, group in self._route_dated(files, _day_number(ds)):
                 shuffle.add(rows, group)
             yield max(0, _day_number(ds) - self.source.late_days - self.first_day + 1)
@@ -173,11 +177,23 @@ class _PassRun:
                 own.sent_to.update(_ds_of(day) for day in sent)
                 positions = np.concatenate([mapped.rejected, mapped.kept[~accepted]])
                 reasons = mapped.reasons + [self._wrong_day(day, file_day) for day in row_day[~accepted]]
+                positions, reasons = self._without_forgotten(own, raw, positions, reasons)
                 for reject in rejected_rows(batches, raw, positions, reasons):
                     own.quarantine.add(*reject)
             self._count_days("received", row_day[accepted & (row_day != file_day)])
             self._tell(f"raw_actions: reading the files of {_ds_of(file_day)}")
             yield self._group(mapped.actions, row_day, accepted)
+
+    def _without_forgotten(
+        self, own: _Day, raw: pa.Table, positions: np.ndarray, reasons: list[str]
+    ) -> tuple[np.ndarray, list[str]]:
+        """Who asked to be forgotten is not remembered in the quarantine either."""
+        if not len(self.forgotten) or not len(positions):
+            return positions, reasons
+        users = raw[self.source.user_id.column].take(pa.array(positions)).cast(pa.string())
+        stay = ~pc.is_in(users, self.forgotten.cast(pa.string())).to_numpy(zero_copy_only=False)
+        own.counts["forgotten"] += int((~stay).sum())
+        return positions[stay], [reason for reason, stays in zip(reasons, stay, strict=True) if stays]
 
     def _read(self, file: Path) -> Iterator[RawBatch]:
         return read_file(file, self.source, self.source.columns, self.source.categories)
@@ -243,17 +259,7 @@ class _PassRun:
     def _write_bucket(self, group: int, actions: pa.Table, num_duplicates: int) -> None:
         day_index, bucket = divmod(group, self.site.timelines.num_buckets)
         day = self.days[day_index]
-        schema = raw_actions_schema(self.source.user_id.type, self.source.pin_id.type)
-        path = day.build / f"bucket-{bucket:05d}.parquet"
-        # Sorted ids and times shrink to their differences, and LZ4 reads three times as fast as Zstandard.
-        ascending = ["ts", "user_id"] if self.source.user_id.type == "int" else ["ts"]
-        pq.write_table(
-            actions.cast(schema),
-            path,
-            compression="lz4",
-            use_dictionary=["action_type", "surface"],
-            column_encoding=dict.fromkeys(ascending, "DELTA_BINARY_PACKED"),
-        )
+        day.files.append({"bucket": bucket, **write_bucket(day.build, bucket, actions, self.site)})
         ids = actions["user_id"].combine_chunks()
         num_users = 1 + int(np.count_nonzero(pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)))
         is_positive = positive_mask(actions, self.site.source.positive)
@@ -262,17 +268,6 @@ class _PassRun:
         )
         for column, counter in (("action_type", day.by_type), ("surface", day.by_surface)):
             counter.update({row["values"]: row["counts"] for row in actions[column].value_counts().to_pylist()})
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        day.files.append(
-            {
-                "bucket": bucket,
-                "name": path.name,
-                "num_rows": actions.num_rows,
-                "num_bytes": path.stat().st_size,
-                "sha256": sha256,
-            }
-        )
 
     def _publish(self, day: _Day) -> Manifest:
         quarantine_file = day.quarantine.close()
@@ -297,6 +292,7 @@ class _PassRun:
             "quarantine_file": quarantine_file,
             "files": sorted(day.files, key=lambda entry: int(entry["bucket"])),
             "inputs": day.inputs,
+            "neighbours": day.neighbours,
         }
         self.started = time.monotonic()
         publish_build(day.build, manifest)

@@ -48,6 +48,7 @@ def build_pin_features(
 ) -> Iterator[Manifest]:
     """Build the partitions of ascending days; yields each published manifest."""
     state = pin_state(site)
+    state.refuse_if_dropped(days, site.timelines.retention_days)
     with state.writing():
         for ds in days:
             if site.source.pins.is_incremental:

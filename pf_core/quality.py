@@ -31,13 +31,15 @@ def judge_quarantine(manifest: Manifest, quality: QualityConfig) -> Verdict:
 
 
 def judge_volume(manifest: Manifest, trailing: Sequence[Manifest], quality: QualityConfig) -> Verdict:
-    """kept / median of the trailing days' kept within [min_volume_ratio, max_volume_ratio]; an empty day fails.
+    """kept / median of the trailing days' kept within [min_volume_ratio, max_volume_ratio]; an empty day fails, unless
+    min_volume_ratio is 0.
 
     With fewer than `min_trailing_days` days to compare with, any volume above zero passes.
     """
     kept = manifest["counts"]["kept"]
     if kept == 0:
-        return Verdict(manifest["ds"], False, "no actions at all")
+        reason = "no actions at all; if the site was silent, min_volume_ratio: 0 lets the day pass"
+        return Verdict(manifest["ds"], quality.min_volume_ratio == 0, reason)
     if len(trailing) < quality.min_trailing_days:
         return Verdict(manifest["ds"], True, f"{kept:,} actions; only {len(trailing)} earlier days to compare with")
     median = statistics.median(day["counts"]["kept"] for day in trailing)
@@ -48,6 +50,23 @@ def judge_volume(manifest: Manifest, trailing: Sequence[Manifest], quality: Qual
         f"{kept:,} actions, {ratio:.2f} times the median of the {len(trailing)} days before; "
         f"normal is {quality.min_volume_ratio:g} to {quality.max_volume_ratio:g}",
     )
+
+
+def judge_late_rows(site: Site, manifest: Manifest) -> Verdict:
+    """Every day that rows of this day's files belong to was ingested with these very files at hand."""
+    ds, waiting = manifest["ds"], []
+    for own_ds, num_rows in sorted(manifest["sent_to"].items()):
+        own = read_manifest(site, own_ds)
+        if own is None or not all(file in own["neighbours"] for file in manifest["inputs"]):
+            waiting.append((own_ds, num_rows))
+    if not waiting:
+        return Verdict(ds, True, f"{sum(manifest['sent_to'].values()):,} rows of other days were received by them")
+    days = [own_ds for own_ds, _ in waiting]
+    reason = (
+        f"{sum(num_rows for _, num_rows in waiting):,} rows belong to {', '.join(days)}, ingested before they arrived; "
+        f"re-run raw_actions and user_timelines for {min(*days, ds)}...{max(*days, ds)}"
+    )
+    return Verdict(ds, False, reason)
 
 
 def judge_coverage(site: Site, ds: str) -> Verdict:

@@ -7,7 +7,8 @@ the versions that manifests name from being cleaned up.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -71,12 +72,27 @@ class DailyState:
     def writing(self) -> contextlib.AbstractContextManager[None]:
         return exclusive(self.root, self.asset)
 
+    def refuse_if_dropped(self, days: Sequence[str], num_days: int) -> None:
+        """A day older than what is kept would vanish as soon as it is built."""
+        kept = sorted({*self.days(), *days})[-num_days:]
+        if days[-1] < kept[0]:
+            raise PipelineError(
+                f"{self.asset} {days[-1]} is older than the {num_days} days that are kept (from {kept[0]} on): "
+                "raise retention_days in the site file to build it"
+            )
+
     def retain(self, num_days: int, engine: LocalEngine, progress: Callable[[str], None]) -> None:
-        """Drop all but the newest `num_days` days, and every file that no remaining day needs."""
-        days = self.days()
-        for ds in days[:-num_days]:
+        """Drop all but the newest `num_days` days, and every file that no remaining day needs.
+
+        Days in another number of buckets cannot be read any more and are dropped too.
+        """
+        manifests = {ds: read_json(self.manifest_path(ds)) for ds in self.days()[-num_days:]}
+        kept = {ds: m["versions"] for ds, m in manifests.items() if m["num_buckets"] == self.num_buckets}
+        for ds in set(self.days()) - kept.keys():
             self.manifest_path(ds).unlink()
-        kept = {ds: self.require(ds)["versions"] for ds in days[-num_days:]}
+        for path in self.root.glob("bucket-*.lance"):
+            if path >= self.bucket_path(self.num_buckets):
+                shutil.rmtree(path)
         tasks = [
             _Retention(str(self.bucket_path(bucket)), {ds: versions[bucket] for ds, versions in kept.items()})
             for bucket in range(self.num_buckets)

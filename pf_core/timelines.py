@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pf_core.assembly import Bounds, assemble, find_fault, flatten
 from pf_core.contracts import (
     TIMELINE_LISTS,
     PipelineError,
@@ -25,8 +26,8 @@ from pf_core.contracts import (
     raw_actions_schema,
     shift_ds,
 )
-from pf_core.engine import LocalEngine, bucket_of, rank_ids
-from pf_core.raw_actions import bucket_files, read_manifest
+from pf_core.engine import LocalEngine, bucket_of
+from pf_core.raw_actions import bucket_files, raw_digest, read_manifest
 from pf_core.site import Site
 from pf_core.state import DailyState, Manifest, advance_bucket, create_bucket
 
@@ -63,10 +64,13 @@ def build_timelines(
     """
     state = timeline_state(site)
     bucket_of_forgotten = bucket_of(forgotten, state.num_buckets)
+    state.refuse_if_dropped(days, site.timelines.retention_days)
     with state.writing():
         for ds in days:
             from_logs = ds == site.start_ds or (rebuild and ds == days[0])
-            base = None if from_logs else _previous(state, ds)
+            base = None if from_logs else _previous(site, state, ds)
+            if base is not None and ds == days[0]:
+                _refuse_if_stale(site, base, ds)
             log_days = ds_range(max(site.start_ds, window_start(site, ds)), ds) if from_logs else [ds]
             files = [bucket_files(site, log_ds) for log_ds in log_days]
             tasks = [
@@ -88,8 +92,11 @@ def build_timelines(
                 [result["version"] for result in results],
                 {
                     "built_from": "logs" if from_logs else "previous day",
-                    "window_days": site.timelines.window_days,
-                    "max_actions": site.timelines.max_actions,
+                    "settings": _settings(site),
+                    "raw_digests": {
+                        **({} if base is None else base["raw_digests"]),
+                        **{log_ds: raw_digest(site, log_ds) for log_ds in log_days},
+                    },
                     "buckets": results,
                     "counts": _total(results),
                 },
@@ -105,115 +112,63 @@ def build_timelines(
 
 def read_bucket(site: Site, ds: str, bucket: int, columns: Sequence[str] = TIMELINE_LISTS) -> pa.Table:
     """A bucket's timelines as of ds, window cut, users without an action left out; row order is not fixed."""
-    dataset = timeline_state(site).open_bucket(ds, bucket)
-    table = dataset.to_table(columns=["user_id", *dict.fromkeys((*columns, "ts"))])
-    timelines = assemble(_flatten(table), _bounds(site, ds))
+    state = timeline_state(site)
+    settings = state.require(ds)["settings"]
+    table = state.open_bucket(ds, bucket).to_table(columns=["user_id", *dict.fromkeys((*columns, "ts"))])
+    since_us = ds_start_us(shift_ds(ds, 1 - settings["window_days"]))
+    timelines = assemble(flatten(table), Bounds(since_us, settings["max_actions"]))
     return timelines.select(["user_id", *columns])
 
 
-def find_fault(timelines: pa.Table, site: Site, ds: str) -> str | None:
-    """What is wrong with these rows of partition ds, in a sentence; None if nothing is."""
-    if len(timelines["user_id"].unique()) != timelines.num_rows or timelines["user_id"].null_count:
-        return "a user has two rows, or a row has no user"
-    lengths = pc.list_value_length(timelines["ts"]).to_numpy()
-    for name in TIMELINE_LISTS:
-        if not np.array_equal(pc.list_value_length(timelines[name]).to_numpy(), lengths):
-            return f"the lists of {name} and ts differ in length"
-    if timelines.num_rows == 0:
-        return None
-    if lengths.min() < 1 or lengths.max() > site.timelines.max_actions:
-        return f"a timeline has {lengths.min()} or {lengths.max()} actions, allowed are 1 to max_actions"
-    ts_us = pc.list_flatten(timelines["ts"]).cast(pa.int64()).to_numpy()
-    if ts_us.max() >= ds_start_us(shift_ds(ds, 1)):
-        return f"an action is later than {ds}"
-    descends = ts_us[1:] < ts_us[:-1]
-    descends[np.cumsum(lengths)[:-1] - 1] = False  # from one user to the next
-    if descends.any():
-        return "a user's actions are not in ascending order"
-    return None
+def _settings(site: Site) -> dict[str, Any]:
+    """What a day must share with the day that it builds on."""
+    timelines = site.timelines
+    return {
+        "start_ds": site.start_ds,
+        "window_days": timelines.window_days,
+        "max_actions": timelines.max_actions,
+    }
 
 
-def audit_day(site: Site, ds: str) -> str | None:
-    """A fault in the partition, or None: every active user is there, and one bucket, another each day, is sound."""
-    manifest, logged = timeline_state(site).require(ds), read_manifest(site, ds)
-    if logged is not None and manifest["counts"]["active_users"] != logged["counts"]["users"]:
-        return (
-            f"{manifest['counts']['active_users']:,} users are active in the timelines and "
-            f"{logged['counts']['users']:,} in raw_actions: one of the two was re-run without the other"
-        )
-    bucket = ds_start_us(ds) // 86_400_000_000 % manifest["num_buckets"]
-    return find_fault(read_bucket(site, ds, bucket), site, ds)
-
-
-def _previous(state: DailyState, ds: str) -> Manifest:
+def _previous(site: Site, state: DailyState, ds: str) -> Manifest:
     previous_ds = shift_ds(ds, -1)
     if state.manifest(previous_ds) is None:
         built = [day for day in state.days() if day < ds]
-        first = shift_ds(built[-1], 1) if built else None
-        build = f"--partition-range {first}...{ds}" if first else f"--partition {ds}"
-        config = "" if first else """ --config-json '{"ops": {"user_timelines": {"config": {"rebuild": true}}}}'"""
-        raise PipelineError(
-            f"user_timelines {ds} builds on {previous_ds}, which is missing. Build the gap with: "
-            f"dagster asset materialize --select user_timelines {build}{config} -m pf_assets.definitions"
+        command = (
+            _command(f"--partition-range {shift_ds(built[-1], 1)}...{ds}") if built else _command(ds, rebuild=True)
         )
-    return state.require(previous_ds)
+        raise PipelineError(
+            f"user_timelines {ds} builds on {previous_ds}, which is missing. Build the gap with: {command}"
+        )
+    base = state.require(previous_ds)
+    if base["settings"] != _settings(site):
+        raise PipelineError(
+            f"user_timelines {previous_ds} was built with {base['settings']}, the site file says {_settings(site)}. "
+            f"Build {ds} from the logs: {_command(ds, rebuild=True)}"
+        )
+    return base
 
 
-@dataclass(frozen=True)
-class _Bounds:
-    """Of a user's actions, those from `since_us` on are kept, and of these the newest `max_actions`."""
-
-    since_us: int
-    max_actions: int
-
-
-def _bounds(site: Site, ds: str) -> _Bounds:
-    return _Bounds(ds_start_us(window_start(site, ds)), site.timelines.max_actions)
-
-
-def assemble(actions: pa.Table, bounds: _Bounds) -> pa.Table:
-    """Flat actions, each user's in ascending order, to one row a user, by user_id.
-
-    Sorting is by user alone; the lists are cut where the user changes, over the sorted columns, without a copy.
-    """
-    lists = [name for name in TIMELINE_LISTS if name in actions.column_names]
-    if actions.num_rows:
-        rank = rank_ids(actions["user_id"])
-        if (rank[1:] < rank[:-1]).any():
-            position = np.arange(len(rank), dtype=np.uint64)
-            order = np.sort((rank.astype(np.uint64) << np.uint64(32)) | position) & np.uint64(0xFFFFFFFF)
-            actions, rank = actions.take(pa.array(order.astype(np.int64))), rank[order]
-        keep = _kept(rank, actions["ts"].to_numpy().astype(np.int64), bounds)
-        if not keep.all():
-            actions, rank = actions.filter(pa.array(keep)), rank[keep]
-    if actions.num_rows == 0:
-        starts = np.empty(0, np.int64)
-    else:
-        starts = np.flatnonzero(np.concatenate([[True], rank[1:] != rank[:-1]]))
-    offsets = pa.array(np.append(starts, actions.num_rows).astype(np.int32))
-    columns: dict[str, Any] = {"user_id": actions["user_id"].take(pa.array(starts))}
-    for name in lists:
-        columns[name] = pa.ListArray.from_arrays(offsets, actions[name].unify_dictionaries().combine_chunks())
-    return pa.table(columns)
+def _refuse_if_stale(site: Site, base: Manifest, ds: str) -> None:
+    """If raw_actions changed since they went into the base, then what was built on them is no longer true."""
+    for log_ds, digest in sorted(base["raw_digests"].items()):
+        if log_ds < window_start(site, ds) or read_manifest(site, log_ds) is None:
+            continue
+        if raw_digest(site, log_ds) != digest:
+            raise PipelineError(
+                f"raw_actions {log_ds} changed after user_timelines {base['ds']} was built. Repair what follows from "
+                f"it with: {_command(f'--partition-range {log_ds}...{ds}')}"
+            )
 
 
-def _kept(rank: np.ndarray, ts_us: np.ndarray, bounds: _Bounds) -> np.ndarray:
-    num_actions = np.bincount(rank)
-    num_old = np.bincount(rank, weights=ts_us < bounds.since_us).astype(np.int64)
-    num_dropped = np.maximum(num_old, num_actions - bounds.max_actions)
-    first = np.concatenate([[0], np.cumsum(num_actions)[:-1]])
-    return np.arange(len(rank)) >= (first + num_dropped)[rank]
+def _command(days: str, *, rebuild: bool = False) -> str:
+    which = days if days.startswith("--") else f"--partition {days}"
+    config = """ --config-json '{"ops": {"user_timelines": {"config": {"rebuild": true}}}}'""" if rebuild else ""
+    return f"dagster asset materialize --select user_timelines {which}{config} -m pf_assets.definitions"
 
 
-def _flatten(timelines: pa.Table) -> pa.Table:
-    """One row a user back to one row an action."""
-    lengths = pc.list_value_length(timelines["ts"]).to_numpy()
-    users = timelines["user_id"].take(pa.array(np.repeat(np.arange(timelines.num_rows), lengths)))
-    columns: dict[str, Any] = {"user_id": users}
-    for name in timelines.column_names[1:]:
-        chunks = [chunk.flatten() for chunk in timelines[name].chunks]
-        columns[name] = pa.chunked_array(chunks, timelines.schema.field(name).type.value_type)
-    return pa.table(columns)
+def _bounds(site: Site, ds: str) -> Bounds:
+    return Bounds(ds_start_us(window_start(site, ds)), site.timelines.max_actions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +186,7 @@ class _BucketTask:
 def _build_bucket(task: _BucketTask) -> dict[str, Any]:
     """One bucket of one day. Its totals follow from those of the day before and from the rows that changed."""
     bounds = _bounds(task.site, task.ds)
-    actions = _read_actions(task)
+    actions, num_active_forgotten = _read_actions(task)
     if task.base_version is None:
         new = _sound(assemble(actions, bounds), task)
         dataset = create_bucket(task.path, new)
@@ -241,7 +196,7 @@ def _build_bucket(task: _BucketTask) -> dict[str, Any]:
         known = base.to_table(columns=["user_id"])["user_id"].combine_chunks()
         old = _rows_of(base, known, actions["user_id"].unique())
         removed = _rows_of(base, known, task.forgotten)
-        together = pa.concat_tables([_flatten(old), actions.select(["user_id", *TIMELINE_LISTS])])
+        together = pa.concat_tables([flatten(old), actions.select(["user_id", *TIMELINE_LISTS])])
         new = _sound(assemble(together, bounds), task)
         dataset = advance_bucket(
             task.path,
@@ -256,7 +211,7 @@ def _build_bucket(task: _BucketTask) -> dict[str, Any]:
         "version": dataset.version,
         "fragments": len(dataset.get_fragments()),
     }
-    return stats | _statistics(task, old, removed, new)
+    return stats | _statistics(task, old, removed, new) | {"active_users_forgotten": num_active_forgotten}
 
 
 def _sound(timelines: pa.Table, task: _BucketTask) -> pa.Table:
@@ -278,14 +233,18 @@ def _rows_of(dataset: lance.LanceDataset, known: pa.Array, user_ids: pa.Array) -
     return dataset.take(position, columns=columns)
 
 
-def _read_actions(task: _BucketTask) -> pa.Table:
+def _read_actions(task: _BucketTask) -> tuple[pa.Table, int]:
+    """The logs' rows without forgotten users, and how many of these were active on the day."""
     source = task.site.source.actions
     schema = raw_actions_schema(source.user_id.type, source.pin_id.type)
     tables = [pq.read_table(path).cast(schema) for path in task.files]
     actions = pa.concat_tables(tables or [schema.empty_table()]).unify_dictionaries()
-    if len(task.forgotten):
-        actions = actions.filter(pc.invert(pc.is_in(actions["user_id"], task.forgotten)))
-    return actions
+    if not len(task.forgotten):
+        return actions, 0
+    is_forgotten = pc.is_in(actions["user_id"], task.forgotten)
+    is_today = pc.greater_equal(actions["ts"].cast(pa.int64()), ds_start_us(task.ds))
+    num_active = len(actions["user_id"].filter(pc.and_(is_forgotten, is_today)).unique())
+    return actions.filter(pc.invert(is_forgotten)), num_active
 
 
 def _statistics(task: _BucketTask, old: pa.Table, removed: pa.Table, new: pa.Table) -> dict[str, Any]:
@@ -321,5 +280,8 @@ def _length_counts(timelines: pa.Table) -> np.ndarray:
 
 
 def _total(results: Sequence[dict[str, Any]]) -> dict[str, int]:
-    names = ("users", "actions", "active_users", "new_users", "forgotten_users", "fragments")
+    names = (
+        *("users", "actions", "active_users", "active_users_forgotten"),
+        *("new_users", "forgotten_users", "fragments"),
+    )
     return {name: sum(result[name] for result in results) for name in names}

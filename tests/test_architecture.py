@@ -12,7 +12,18 @@ REPOSITORY = Path(__file__).parents[1]
 
 STAGES = [
     *("contracts", "atomic", "source", "site", "reading", "mapping", "engine", "quarantine"),
-    *("raw_actions", "ingest", "coengagement", "catalogue", "state", "pin_features", "timelines", "quality"),
+    *(
+        "raw_actions",
+        "ingest",
+        "coengagement",
+        "catalogue",
+        "state",
+        "pin_features",
+        "assembly",
+        "timelines",
+        "audit",
+        "quality",
+    ),
 ]
 """pf_core in reading order: a module imports only modules before it. `world` stands apart: it is another site."""
 

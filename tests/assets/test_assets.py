@@ -89,7 +89,11 @@ def test_a_range_and_its_days_give_the_same(site: Site, instance: dg.DagsterInst
     result = run(site, instance, START, END)
     assert result.success
     assert check_results(result) == dict.fromkeys(
-        ["quarantined_share_is_normal", "volume_is_normal", "actions_have_pin_features", "timelines_are_sound"], True
+        [
+            *("quarantined_share_is_normal", "volume_is_normal", "late_rows_are_received"),
+            *("actions_have_pin_features", "timelines_are_sound"),
+        ],
+        True,
     )
     for name in ASSETS:
         assert instance.get_materialized_partitions(dg.AssetKey(name)) == set(DAYS)
@@ -187,6 +191,27 @@ def test_pins_without_features_are_a_warning(site: Site, instance: dg.DagsterIns
     assert check_results(result)["actions_have_pin_features"] is False
 
 
+def test_a_range_longer_than_the_retention(site: Site, instance: dg.DagsterInstance) -> None:
+    short = site.model_copy(update={"timelines": site.timelines.model_copy(update={"retention_days": 2})})
+    result = run(short, instance, START, END)
+    assert result.success
+    assert all(check_results(result).values())
+    assert timeline_state(short).days() == DAYS[-2:]
+
+
+def test_late_rows_that_wait_are_a_warning(site: Site, instance: dg.DagsterInstance) -> None:
+    later = [site.log_root / "actions" / ds for ds in ds_range(DAYS[3], "2026-01-08")]
+    for folder in later:  # the morning of DAYS[3]: these logs do not exist yet
+        folder.rename(folder.with_name(f"later-{folder.name}"))
+    assert check_results(run(site, instance, START, DAYS[2]))["late_rows_are_received"]
+    for folder in later:
+        folder.with_name(f"later-{folder.name}").rename(folder)
+    result = run(site, instance, DAYS[3])
+    assert result.success
+    assert check_results(result)["late_rows_are_received"] is False
+    assert check_results(run(site, instance, DAYS[1], DAYS[3]))["late_rows_are_received"]
+
+
 def test_rebuild_is_a_run_configuration(site: Site, instance: dg.DagsterInstance) -> None:
     assert run(site, instance, START, END, assets=("raw_actions",)).success
     failed = run(site, instance, END, assets=("user_timelines",))
@@ -212,6 +237,7 @@ def test_the_asset_graph(site: Site) -> None:
     assert {key.to_user_string() for key in graph.asset_check_keys} == {
         "raw_actions:quarantined_share_is_normal",
         "raw_actions:volume_is_normal",
+        "raw_actions:late_rows_are_received",
         "pin_features:actions_have_pin_features",
         "user_timelines:timelines_are_sound",
     }

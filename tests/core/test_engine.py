@@ -155,3 +155,17 @@ def test_what_a_function_reports_reaches_the_person_who_watches(num_workers: int
         assert sorted(heard) == ["at 1", "at 2", "at 3"]
         assert sorted(engine.map_buckets(announce, [4, 5])) == [4, 5]  # nobody listens
     assert len(heard) == 3
+
+
+def chatter_or_fail(number: int) -> int:
+    if number == 0:
+        raise ValueError("the first one fails")
+    for line in range(2000):  # more than a pipe holds
+        report(f"{number}: line {line}, " + "x" * 80)
+    return number
+
+
+def test_a_failure_does_not_leave_a_talking_worker_behind(tmp_path: Path) -> None:
+    with LocalEngine(num_workers=2, memory_mb=64, temp_dir=tmp_path) as engine:
+        with pytest.raises(ValueError, match="the first one fails"):
+            list(engine.map_buckets(chatter_or_fail, [0, 1]))

@@ -10,13 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pf_core.assembly import find_fault
 from pf_core.contracts import ds_range, shift_ds
 from pf_core.engine import LocalEngine
 from pf_core.ingest import ingest_days
 from pf_core.pin_features import build_pin_features, feature_coverage, read_pin_features
 from pf_core.site import Site, load_site
 from pf_core.source import LearnedVectors
-from pf_core.timelines import build_timelines, find_fault, read_bucket
+from pf_core.timelines import build_timelines, read_bucket
 
 SOURCES = Path(__file__).parents[2] / "docs" / "sources"
 

@@ -8,6 +8,7 @@ import pytest
 
 from pf_core.atomic import MANIFEST, exclusive, read_json
 from pf_core.contracts import PipelineError, ds_range, shift_ds
+from pf_core.quality import judge_late_rows
 from pf_core.raw_actions import partition_dir, positive_mask, read_manifest, read_quarantine
 from pf_core.source import Positive
 
@@ -191,6 +192,34 @@ def test_forgotten_users_stay_out_and_are_counted(small_site: MakeSite) -> None:
     (site.root / "forget.txt").write_text("2\nbob\n")
     with pytest.raises(PipelineError, match=r"forget.txt, line 2: 'bob' is not an integer"):
         site.ingest(DAYS[:1])
+
+
+def test_forgotten_users_are_not_remembered_in_the_quarantine(small_site: MakeSite) -> None:
+    site = small_site()
+    site.write_log(DAYS[0], [(1, "p", 1.0, "look"), (2, "p", 1.0, "dance"), (3, "p", 1.0, "dance")])
+    (site.root / "forget.txt").write_text("2\n")
+    [manifest] = site.ingest(DAYS[:1])
+    assert [row["raw"][:10] for row in read_quarantine(site.site, DAYS[0]).to_pylist()] == ['{"dwell_s"']
+    assert '"user": 2' not in str(read_quarantine(site.site, DAYS[0]).to_pylist())
+    assert manifest["counts"]["forgotten"] == 1
+    assert balance(manifest) == 0
+
+
+def test_late_rows_that_wait_for_their_day_are_seen(small_site: MakeSite) -> None:
+    site = small_site(late_days=1)
+    site.write_log(DAYS[0], [(1, "p", 1.0, "look")])
+    site.ingest(DAYS[:1])  # in the morning of the day after, before its log exists
+    site.write_log(DAYS[1], [(1, "p", DAY_S + 1.0, "look"), (2, "late", 5.0, "look")])
+    [second] = site.ingest(DAYS[1:2])
+    verdict = judge_late_rows(site.site, second)
+    assert not verdict.passed
+    assert "1 rows belong to 2026-01-01, ingested before they arrived; re-run" in verdict.reason
+    assert verdict.reason.endswith("2026-01-01...2026-01-02")
+    site.ingest(DAYS[:2])
+    assert sorted(row[2] for row in site.actions(DAYS[0])) == ["late", "p"]
+    again = read_manifest(site.site, DAYS[1])
+    assert again is not None
+    assert judge_late_rows(site.site, again).passed
 
 
 def test_gaps_in_a_range_are_refused(small_site: MakeSite) -> None:

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pf_core.assembly import find_fault
+from pf_core.audit import audit_day
 from pf_core.contracts import PipelineError, ds_range, ds_start, shift_ds
-from pf_core.timelines import audit_day, find_fault, read_bucket, timeline_state
+from pf_core.timelines import read_bucket, timeline_state
 from tests.sites import START, Row, SmallSite
 
 DAY_S = 86_400
@@ -163,9 +165,11 @@ def test_forgotten_users_leave_and_stay_out(small_site: MakeSite) -> None:
     assert 4 not in site.timelines(DAYS[2])
     assert manifest["counts"]["forgotten_users"] == 1
     assert manifest["counts"]["users"] == len(site.timelines(DAYS[2]))
+    assert audit_day(site.site, DAYS[2]) is None  # the logs still know the user, and that is no fault
     site.build(DAYS[2:3], rebuild=True)
     assert 4 not in site.timelines(DAYS[2])
     assert 5 in site.timelines(DAYS[2])
+    assert audit_day(site.site, DAYS[2]) is None
 
 
 def test_retention_drops_old_days_and_their_files(small_site: MakeSite) -> None:
@@ -204,11 +208,70 @@ def test_a_second_writer_is_told_to_wait(small_site: MakeSite) -> None:
     assert len(site.build(DAYS[:1])) == 1
 
 
+def with_settings(site: SmallSite, **settings: Any) -> SmallSite:
+    """The same data under a changed site file."""
+    timelines = site.site.timelines.model_copy(update=settings)
+    site.site = site.site.model_copy(update={"timelines": timelines})
+    return site
+
+
+def test_a_day_is_not_built_on_logs_that_have_changed_since(small_site: MakeSite) -> None:
+    site = three_days(small_site())
+    site.build(DAYS[:2])
+    site.ingest(DAYS[:2])  # the same rows again: nothing has changed
+    site.write_log(DAYS[0], [(user, "fixed", float(user), "look") for user in range(1, 9) if user % 3])
+    site.ingest(DAYS[:1])
+    repair = r"raw_actions 2026-01-01 changed .*--partition-range 2026-01-01\.\.\.2026-01-03"
+    with pytest.raises(PipelineError, match=repair):
+        site.build(DAYS[2:3])
+    site.build(DAYS[:1])  # half a repair: the day between is still built on the old logs
+    with pytest.raises(PipelineError, match=repair):
+        site.build(DAYS[2:3])
+    site.build(DAYS[:3])
+    repaired = site.timelines(DAYS[2])
+    assert "fixed" in str(repaired)
+    site.build(DAYS[2:3], rebuild=True)
+    assert site.timelines(DAYS[2]) == repaired
+
+
+@pytest.mark.parametrize("settings", [{"window_days": 1}, {"max_actions": 1}])
+def test_a_day_is_not_built_on_one_with_other_settings(small_site: MakeSite, settings: dict[str, int]) -> None:
+    site = three_days(small_site(timelines=settings))
+    site.build(DAYS[:2])
+    before = site.timelines(DAYS[1])
+    with_settings(site, window_days=365, max_actions=1000)
+    assert site.timelines(DAYS[1]) == before  # a partition is read as it was built
+    with pytest.raises(PipelineError, match=r"was built with .*Build 2026-01-03 from the logs: .*rebuild"):
+        site.build(DAYS[2:3])
+    site.build(DAYS[2:3], rebuild=True)
+    assert {len(rows) for rows in site.timelines(DAYS[2]).values()} == {2}  # each user misses one of three days
+
+
+def test_another_number_of_buckets_is_a_rebuild_that_drops_the_old_days(small_site: MakeSite) -> None:
+    site = three_days(small_site(timelines={"num_buckets": 3}))
+    site.build(DAYS[:2])
+    with_settings(site, num_buckets=2)
+    site.ingest(DAYS[:3])
+    site.build(DAYS[2:3], rebuild=True)
+    state = timeline_state(site.site)
+    assert state.days() == DAYS[2:3]
+    assert not state.bucket_path(2).exists()
+    assert len(site.timelines(DAYS[2])) == 8
+
+
+def test_a_day_older_than_the_retention_is_refused(small_site: MakeSite) -> None:
+    site = three_days(small_site(timelines={"retention_days": 2}))
+    site.build(DAYS[:3])
+    with pytest.raises(
+        PipelineError, match=r"2026-01-01 is older than the 2 days that are kept \(from 2026-01-02 on\)"
+    ):
+        site.build(DAYS[:1])
+
+
 def test_changing_the_number_of_buckets_is_refused(small_site: MakeSite) -> None:
     site = three_days(small_site())
     site.build(DAYS[:1])
-    timelines = site.site.timelines.model_copy(update={"num_buckets": 3})
-    site.site = site.site.model_copy(update={"timelines": timelines})
+    with_settings(site, num_buckets=3)
     with pytest.raises(PipelineError, match="2 buckets, the site file says 3"):
         site.build(DAYS[1:2])
 
@@ -256,4 +319,4 @@ def test_the_audit_sees_a_day_whose_logs_were_rerun_alone(small_site: MakeSite) 
     site.ingest(DAYS[1:2])
     fault = audit_day(site.site, DAYS[1])
     assert fault is not None
-    assert "re-run without the other" in fault
+    assert fault == "raw_actions was re-run, and the timelines were not"
