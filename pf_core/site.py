@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -25,7 +25,6 @@ class TimelineConfig(Strict):
 
 
 class EngineConfig(Strict):
-    kind: Literal["local"] = "local"
     num_workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
     memory_mb: int = Field(default=2048, ge=64)
     """What the shuffle holds in memory, over all workers, before it spills to disk."""
