@@ -11,6 +11,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from pf_core.contracts import PipelineError
+from pf_core.hyperparameters import TrainingConfig
 from pf_core.source import LearnedVectors, Source, Strict, ds_text
 
 
@@ -53,6 +54,7 @@ class Site(Strict):
     timelines: TimelineConfig = TimelineConfig()
     engine: EngineConfig = EngineConfig()
     quality: QualityConfig = QualityConfig()
+    training: TrainingConfig = TrainingConfig()
 
     @field_validator("start_ds", "end_ds", mode="before")
     @classmethod
@@ -80,7 +82,7 @@ class Site(Strict):
         return Path(self.source.root)
 
     def fingerprint(self) -> str:
-        return hashlib.sha256(self.model_dump_json(exclude={"engine"}).encode()).hexdigest()[:16]
+        return hashlib.sha256(self.model_dump_json(exclude={"engine", "training"}).encode()).hexdigest()[:16]
 
 
 def load_site(path: Path, *, environment: Mapping[str, str]) -> Site:
