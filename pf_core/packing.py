@@ -1,0 +1,278 @@
+"""Timelines and pins to flat arrays: the files of a training set, written within the memory of one bucket.
+
+Pins are sorted by id out of core and appended. Workers pack one bucket each, with the words (action types and
+surfaces) that it has; when all words are known, the parts are joined bucket by bucket. The order of pins and users
+follows from their ids alone, so that the same data gives the same bytes, however its partitions came about.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import lance
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pf_core.contracts import TIMELINE_LISTS, PipelineError, ds_start_us, id_arrow_type, shift_ds
+from pf_core.engine import LocalEngine, bucket_of
+from pf_core.pin_features import pin_state
+from pf_core.raw_actions import positive_mask, read_deletion_list
+from pf_core.site import Site
+from pf_core.state import Manifest
+from pf_core.timelines import read_bucket
+
+WORDS = ("action_type", "surface")
+SPLITS = ("train", "held_out")
+HASH_SHARES = 10_000
+"""A share of the users is counted in ten-thousandths."""
+PIN_BATCH_ROWS = 16_384
+BATCHES_AT_ONCE = 64
+"""Batches of pin ids among which a worker looks for its own."""
+
+
+def is_held_out(user_ids: pa.Array, share: float) -> np.ndarray:
+    """Which users training never sees: by hash of the id, so that a user is held out of every set or of none."""
+    return bucket_of(user_ids, HASH_SHARES) < round(share * HASH_SHARES)
+
+
+class NpyFile:
+    """An .npy file that grows by appending; its header is written again at the end, when the length is known."""
+
+    def __init__(self, path: Path, dtype: npt.DTypeLike, *, row_shape: tuple[int, ...] = ()) -> None:
+        self._dtype, self._row_shape = np.dtype(dtype), row_shape
+        self._length = 0
+        self._file = path.open("wb")
+        self._write_header()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, values: np.ndarray) -> None:
+        self._file.write(np.ascontiguousarray(values, self._dtype).data)
+        self._length += len(values)
+
+    def close(self) -> None:
+        self._file.seek(0)
+        self._write_header()
+        self._file.close()
+
+    def _write_header(self) -> None:
+        """numpy pads it so that its size does not depend on the number of rows."""
+        shape = (self._length, *self._row_shape)
+        np.lib.format.write_array_header_1_0(
+            self._file, {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
+        )
+
+
+def read_arrow(path: Path) -> pa.Table:
+    """An Arrow IPC file, memory-mapped."""
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+# Pins
+
+
+def write_pins(site: Site, pins: Manifest, folder: Path, *, temp_dir: Path) -> dict[str, int]:
+    """Write features, ids and candidates of a pin_features partition by pin id; returns the counts."""
+    folder.mkdir()
+    dataset = lance.dataset(pin_state(site).bucket_path(0), version=pins["versions"][0])
+    stored = dataset.scanner(columns=["pin_id", "feature", "is_candidate"], batch_size=PIN_BATCH_ROWS).to_reader()
+    settings = {"memory_limit": f"{site.engine.memory_mb}MB", "temp_directory": str(temp_dir)}
+    schema = pa.schema([("pin_id", id_arrow_type(site.source.pins.pin_id.type))])
+    with (
+        duckdb.connect(config=settings) as connection,
+        closing(NpyFile(folder / "feature.npy", np.float32, row_shape=(pins["dim"],))) as feature,
+        closing(NpyFile(folder / "candidates.npy", np.int64)) as candidates,
+        pa.ipc.new_file(folder / "pin_id.arrow", schema) as ids,
+    ):
+        for batch in connection.from_arrow(stored).order("pin_id").to_arrow_reader(PIN_BATCH_ROWS):
+            values = batch["feature"].flatten().to_numpy().reshape(len(batch), pins["dim"])
+            is_finite = np.isfinite(values).all(axis=1)
+            if not is_finite.all():
+                pin_id = batch["pin_id"][int(np.argmin(is_finite))].as_py()
+                raise PipelineError(
+                    f"pin_features {pins['ds']}: the feature of pin {pin_id!r} has a value that is not finite. "
+                    f"Mend its vector, then: {command('pin_features', pins['ds'])}"
+                )
+            candidates.append(len(feature) + np.flatnonzero(batch["is_candidate"].to_numpy(zero_copy_only=False)))
+            feature.append(values)
+            ids.write_batch(pa.record_batch([batch["pin_id"]], schema=schema))
+        return {"pins": len(feature), "candidates": len(candidates)}
+
+
+def find_pins(path: Path, pin_ids: pa.Array) -> np.ndarray:
+    """The pin row of each id, -1 if it has none. Of the file of all ids, some batches are looked at at a time."""
+    wanted = pin_ids.dictionary_encode()
+    row_of_wanted = np.full(len(wanted.dictionary), -1)
+    reader = pa.ipc.open_file(pa.memory_map(str(path)))
+    first_row = 0
+    for first in range(0, reader.num_record_batches, BATCHES_AT_ONCE):
+        numbers = range(first, min(first + BATCHES_AT_ONCE, reader.num_record_batches))
+        ids = pa.chunked_array([reader.get_batch(number)["pin_id"] for number in numbers])
+        position = pc.index_in(ids, value_set=wanted.dictionary).fill_null(-1).to_numpy()
+        found = np.flatnonzero(position >= 0)
+        row_of_wanted[position[found]] = first_row + found
+        first_row += len(ids)
+    return row_of_wanted[wanted.indices.to_numpy()]
+
+
+# Buckets
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BucketTask:
+    bucket: int
+    part: Path
+    pin_ids: Path
+    forgotten: pa.Array
+    site: Site
+    cut_ds: str
+
+
+def _part_dir(build: Path, bucket: int) -> Path:
+    return build / "parts" / f"bucket-{bucket:05d}"
+
+
+def pack_buckets(
+    build: Path, site: Site, cut_ds: str, *, engine: LocalEngine, progress: Callable[[str], None]
+) -> tuple[dict[str, int], dict[str, list[str]]]:
+    """Write every bucket's part; returns counts, and the sorted words of the actions of users who train."""
+    forgotten = read_deletion_list(site)
+    tasks = [
+        _BucketTask(
+            bucket=bucket,
+            part=_part_dir(build, bucket),
+            pin_ids=build / "pins" / "pin_id.arrow",
+            forgotten=forgotten,
+            site=site,
+            cut_ds=cut_ds,
+        )
+        for bucket in range(site.timelines.num_buckets)
+    ]
+    counts = {"users": 0, "users_forgotten": 0, "no_feature": 0}
+    words: dict[str, set[str]] = {name: set() for name in WORDS}
+    for num_done, result in enumerate(engine.map_buckets(_pack_bucket, tasks, progress), 1):
+        counts = {name: number + result[name] for name, number in counts.items()}
+        words = {name: known.union(result[name]) for name, known in words.items()}
+        if num_done * 10 // len(tasks) > (num_done - 1) * 10 // len(tasks):  # ten lines at most
+            progress(f"training_set: {num_done} of {len(tasks)} buckets packed")
+    return counts, {name: sorted(known) for name, known in words.items()}
+
+
+def _pack_bucket(task: _BucketTask) -> dict[str, Any]:
+    """Write the bucket's users, and those of its actions whose pin has a feature."""
+    timelines = read_bucket(task.site, task.cut_ds, task.bucket)
+    is_forgotten = pc.is_in(timelines["user_id"], value_set=task.forgotten)
+    timelines = timelines.filter(pc.invert(is_forgotten)).sort_by("user_id")
+    actions = pa.table({name: pc.list_flatten(timelines[name]) for name in TIMELINE_LISTS})
+    pin = find_pins(task.pin_ids, actions["pin_id"].combine_chunks())
+    user = np.repeat(np.arange(timelines.num_rows), pc.list_value_length(timelines["ts"]).to_numpy())
+    actions = actions.append_column("pin", pa.array(pin)).append_column("user", pa.array(user))
+    actions = actions.drop_columns(["pin_id"]).filter(pa.array(pin >= 0)).unify_dictionaries()
+    actions = actions.append_column("is_positive", pa.array(positive_mask(actions, task.site.source.positive)))
+    cut_us = ds_start_us(shift_ds(task.cut_ds, 1))
+    assert not pc.any(pc.greater_equal(actions["ts"].cast(pa.int64()), cut_us)).as_py()
+    held_out = is_held_out(timelines["user_id"].combine_chunks(), task.site.training.held_out_share)
+    users = timelines.select(["user_id"]).append_column("is_held_out", pa.array(held_out))
+    trains = actions.filter(pa.array(~held_out[actions["user"].to_numpy()]))
+    task.part.mkdir(parents=True)
+    for name, table in (("users", users), ("actions", actions)):
+        with pa.ipc.new_file(task.part / f"{name}.arrow", table.schema) as writer:
+            writer.write_table(table)
+    return {
+        "users": users.num_rows,
+        "users_forgotten": pc.sum(is_forgotten).as_py() or 0,
+        "no_feature": int((pin < 0).sum()),
+        **{name: trains[name].unique().to_pylist() for name in WORDS},
+    }
+
+
+def join_buckets(
+    build: Path, site: Site, *, num_pins: int, vocabularies: dict[str, list[str]]
+) -> tuple[dict[str, dict[str, int]], int | None]:
+    """Append the parts to the files of both splits; returns counts, and the first time in train (None without any).
+
+    The counts are those of each split, and of the actions that are dropped, by reason.
+    """
+    dropped = dict.fromkeys((f"unknown_{name}" for name in vocabularies), 0)
+    pin_dtype = np.int32 if num_pins <= np.iinfo(np.int32).max else np.int64
+    with ExitStack() as stack:
+        splits = [stack.enter_context(closing(_Split(build / name, site, pin_dtype))) for name in SPLITS]
+        for bucket in range(site.timelines.num_buckets):
+            part = _part_dir(build, bucket)
+            users, actions = (read_arrow(part / f"{name}.arrow") for name in ("users", "actions"))
+            columns = {name: actions[name].to_numpy() for name in ("user", "pin", "is_positive")}
+            columns["ts"] = actions["ts"].cast(pa.int64()).to_numpy()
+            columns["duration"] = actions["duration_s"].to_numpy()
+            is_known = np.ones(actions.num_rows, bool)
+            for name, vocabulary in vocabularies.items():
+                columns[name] = _encode(actions[name], vocabulary)
+                dropped[f"unknown_{name}"] += int((is_known & (columns[name] < 0)).sum())
+                is_known &= columns[name] >= 0
+            held_out = users["is_held_out"].to_numpy()
+            for split, is_member in zip(splits, (~held_out, held_out), strict=True):
+                is_kept = is_known & is_member[columns["user"]]
+                split.append(users["user_id"], {name: values[is_kept] for name, values in columns.items()})
+            shutil.rmtree(part)
+    counts = {name: split.counts for name, split in zip(SPLITS, splits, strict=True)}
+    return counts | {"dropped": dropped}, splits[0].first_us
+
+
+def _encode(words: pa.ChunkedArray, vocabulary: Sequence[str]) -> np.ndarray:
+    """The position of each word, -1 if the vocabulary does not have it."""
+    encoded = words.combine_chunks()
+    code = pc.index_in(encoded.dictionary, value_set=pa.array(vocabulary, pa.string())).fill_null(-1)
+    return code.to_numpy().astype(np.int16)[encoded.indices.to_numpy()]
+
+
+class _Split:
+    """The files of one split."""
+
+    def __init__(self, folder: Path, site: Site, pin_dtype: npt.DTypeLike) -> None:
+        folder.mkdir()
+        self._schema = pa.schema([("user_id", id_arrow_type(site.source.actions.user_id.type))])
+        self._user_ids = pa.ipc.new_file(folder / "user_id.arrow", self._schema)
+        dtypes: dict[str, npt.DTypeLike] = {
+            "pin": pin_dtype,
+            "ts": np.int64,
+            "action_type": np.int16,
+            "surface": np.int16,
+            "duration": np.float32,
+            "is_positive": np.bool_,
+        }
+        self._arrays = {name: NpyFile(folder / f"{name}.npy", dtype) for name, dtype in dtypes.items()}
+        self._offsets = NpyFile(folder / "offsets.npy", np.int64)
+        self._offsets.append(np.zeros(1, np.int64))
+        self.counts = {"users": 0, "actions": 0, "positives": 0}
+        self.first_us: int | None = None
+
+    def append(self, user_ids: pa.ChunkedArray, columns: dict[str, np.ndarray]) -> None:
+        """Actions in the order of `user`, a position in user_ids; a user without any is left out."""
+        num_actions = np.bincount(columns["user"], minlength=len(user_ids))
+        ids = user_ids.filter(pa.array(num_actions > 0)).combine_chunks()
+        self._user_ids.write_batch(pa.record_batch([ids], schema=self._schema))
+        self._offsets.append(self.counts["actions"] + np.cumsum(num_actions[num_actions > 0]))
+        for name, array in self._arrays.items():
+            array.append(columns[name])
+        if len(ids):
+            first_us = int(columns["ts"].min())
+            self.first_us = first_us if self.first_us is None else min(self.first_us, first_us)
+        self.counts["users"] += len(ids)
+        self.counts["actions"] += len(columns["user"])
+        self.counts["positives"] += int(columns["is_positive"].sum())
+
+    def close(self) -> None:
+        for file in (*self._arrays.values(), self._offsets, self._user_ids):
+            file.close()
+
+
+def command(asset: str, ds: str | None = None) -> str:
+    """What the user types to make an asset's partition."""
+    partition = "" if ds is None else f" --partition {ds}"
+    return f"dagster asset materialize --select {asset}{partition} -m pf_assets.definitions"
