@@ -4,7 +4,7 @@ export DAGSTER_HOME := $(CURDIR)/dagster_home
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test dev lint format bench clean
+.PHONY: setup demo test test-slow dev lint format bench clean
 
 setup: $(READY)
 
@@ -18,6 +18,9 @@ demo: setup  ## Make the demo site and run the whole graph on it
 
 test: setup lint  ## Lint, types, tests
 	$(BIN)/python -m pytest -n 2
+
+test-slow: setup  ## The tests that take minutes: compiled and bfloat16 training
+	$(BIN)/python -m pytest -m slow
 
 dev: setup  ## Dagster UI on :3000, MLflow UI on :5000; Ctrl-C ends both
 	$(BIN)/pf dev

@@ -11,7 +11,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[1]
 
 STAGES = [
-    *("contracts", "atomic", "source", "site", "reading", "mapping", "engine", "quarantine"),
+    *("contracts", "atomic", "source", "hyperparameters", "site", "reading", "mapping", "engine", "quarantine"),
     *(
         "raw_actions",
         "ingest",
@@ -24,11 +24,13 @@ STAGES = [
         "audit",
         "quality",
     ),
+    *("packing", "training_set", "objectives", "model", "batches", "ranks", "sketch", "loss"),
+    *("recall", "validation", "checkpoint", "trainer", "evaluation"),
 ]
 """pf_core in reading order: a module imports only modules before it. `world` stands apart: it is another site."""
 
 ALLOWED = {
-    "pf_core": {"duckdb", "lance", "numpy", "pyarrow", "pydantic", "scipy", "yaml"},
+    "pf_core": {"duckdb", "lance", "numpy", "pyarrow", "pydantic", "safetensors", "scipy", "torch", "yaml"},
     "pf_core/world": {"numpy", "pyarrow"},
     "pf_assets": {"dagster", "matplotlib", "typer"},
 }
