@@ -30,8 +30,8 @@ def save_checkpoint(
     partial = folder / f".step-{step:08d}.tmp"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    save_file(_contiguous(module.state_dict()), partial / "weights.safetensors")
-    save_file(_contiguous(_moments(module, optimizer)), partial / "optimizer.safetensors")
+    _save(module.state_dict(), partial / "weights.safetensors")
+    _save(_moments(module, optimizer), partial / "optimizer.safetensors")
     write_json(partial / "state.json", {"step": step, **state})
     final = folder / f"step-{step:08d}"
     shutil.rmtree(final, ignore_errors=True)
@@ -50,9 +50,7 @@ def load_newest(folder: Path, module: nn.Module, optimizer: torch.optim.Optimize
     moments = load_file(found[-1] / "optimizer.safetensors")
     for name, parameter in module.named_parameters():
         known = {key.removeprefix(f"{name}/"): value for key, value in moments.items() if key.startswith(f"{name}/")}
-        optimizer.state[parameter] = {
-            key: value if key == "step" else value.to(parameter.device) for key, value in known.items()
-        }
+        optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in known.items()}
     return state
 
 
@@ -60,7 +58,7 @@ def save_model(folder: Path, model: PinnerFormer, description: Mapping[str, Any]
     partial = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    save_file(_contiguous(model.state_dict()), partial / "model.safetensors")
+    _save(model.state_dict(), partial / "model.safetensors")
     write_json(partial / "model.json", {**description, "model": model.config.model_dump(mode="json")})
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(partial, folder)
@@ -95,5 +93,7 @@ def _moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, T
     }
 
 
-def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -55,6 +55,8 @@ class Pool(NamedTuple):
     embedding_ND: Tensor
     pin_N: Tensor
     log_q_N: Tensor
+    far_P: Tensor
+    """For each of this rank's pairs an entry far from its own pin; the same entry whatever the number of ranks."""
 
 
 class RetrievalLoss(nn.Module):
@@ -101,6 +103,8 @@ class RetrievalLoss(nn.Module):
         is_positive = torch.cat([torch.arange(sum(row[:2]), device=pin_N.device) < row[0] for row in counts])
         positive, random = is_positive.nonzero().squeeze(1), (~is_positive).nonzero().squeeze(1)
         self.sketch.add(pin_N[positive])
+        pin_B, order_B = pin_N[positive].sort(stable=True)  # an order that does not depend on the number of ranks
+        positive = positive[order_B]
         in_batch = positive[spread(len(positive), self.config.max_in_batch, pin_N.device)]
         match self.config.negatives:
             case "in_batch":
@@ -113,15 +117,17 @@ class RetrievalLoss(nn.Module):
         log_q_P = self._log_q(pairs.pin_P, pairs.is_candidate_P, num_in_batch, num_random)
         if self.config.log_q != "all":
             log_q_P = torch.zeros_like(log_q_P)
+        place_P = torch.searchsorted(pin_B, pairs.pin_P)
+        far_P = (place_P * len(chosen) // max(len(pin_B), 1) + len(chosen) // 2) % max(len(chosen), 1)
         num_users = max(1, sum(row[2] for row in counts)) / len(counts)
-        return Pool(embedding_ND[chosen], pin_N[chosen], log_q_N), log_q_P, num_users
+        return Pool(embedding_ND[chosen], pin_N[chosen], log_q_N, far_P), log_q_P, num_users
 
     def _log_q(self, pin: Tensor, is_candidate: Tensor, num_in_batch: int, num_random: int) -> Tensor:
         """The log of the expected number of times that each pin stands in the pool."""
         if self.config.log_q == "none":
             return torch.zeros(len(pin), device=pin.device)
         at_random = num_random / self.num_candidates
-        if num_in_batch == 0:  # random negatives alone: every pin alike, so that the correction has no effect
+        if num_in_batch == 0:  # random negatives alone: every pin alike, so that `all` has no effect
             return torch.full((len(pin),), at_random, device=pin.device).log()
         return (num_in_batch * self.sketch.share(pin) + at_random * is_candidate).log()
 
@@ -129,9 +135,7 @@ class RetrievalLoss(nn.Module):
         self, user_PD: Tensor, positive_PD: Tensor, pool: Pool, masked_PN: Tensor, weight_P: Tensor
     ) -> Tensor:
         """SASRec's own loss (A.4): each pair against one negative; a masked one is left out."""
-        num_rows, num_pool = masked_PN.shape
-        row = torch.arange(num_rows, device=user_PD.device)
-        drawn = (row + num_pool // 2) % num_pool  # far from the row's own positive; the pool's order is random
+        row, drawn = torch.arange(len(user_PD), device=user_PD.device), pool.far_P
         positive_P = (user_PD * positive_PD).sum(-1) / self.temperature
         negative_P = (user_PD * pool.embedding_ND[drawn]).sum(-1) / self.temperature
         negative_P = negative_P.masked_fill(masked_PN[row, drawn], MASKED)

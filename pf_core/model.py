@@ -119,7 +119,7 @@ class ActionEncoder(nn.Module):
 
 
 class Attention(nn.Module):
-    """MHSA. Keys need no bias, which a softmax cannot see, and values none, which the output's takes up."""
+    """MHSA without biases on queries, keys and values: a softmax cannot see the keys', the output takes up the values'."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -228,6 +228,8 @@ def start_near_identity(model: PinnerFormer) -> None:
     config = model.config
     content_HF = _projection(config.hidden_dim, model.feature_dim)
     content_DF = _projection(config.embedding_dim, model.feature_dim)
+    if max(config.hidden_dim, config.embedding_dim) < model.feature_dim:  # pins keep what the users' tower keeps
+        content_DF = torch.eye(config.embedding_dim, config.hidden_dim) @ content_HF
     model.project.weight.mul_(0.1)
     model.project.bias.zero_()
     if config.features.pin_feature:
@@ -258,11 +260,13 @@ def _pass_through(mlp: nn.Sequential, linear: Tensor) -> None:
     first, last = mlp[0], mlp[2]
     assert isinstance(first, nn.Linear)
     assert isinstance(last, nn.Linear)
-    num_out = len(linear)
-    if first.out_features < 2 * num_out:
+    num_out, num_in = linear.shape
+    rank = min(num_out, num_in)
+    if first.out_features < 2 * rank:
         return
     for layer in (first, last):
         layer.bias.zero_()
     last.weight.mul_(0.1)
-    first.weight[:num_out], first.weight[num_out : 2 * num_out] = linear, -linear
-    last.weight[:, :num_out], last.weight[:, num_out : 2 * num_out] = torch.eye(num_out), -torch.eye(num_out)
+    inner, outer = (linear, torch.eye(num_out)) if num_out <= num_in else (torch.eye(num_in), linear)
+    first.weight[:rank], first.weight[rank : 2 * rank] = inner, -inner
+    last.weight[:, :rank], last.weight[:, rank : 2 * rank] = outer, -outer

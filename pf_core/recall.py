@@ -10,6 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+ROUNDING = 1e-6
+"""Scores of unit vectors that are nearer than this are a tie: two ways to sum them differ by as much."""
+
 
 def recall_at_k(
     user_UD: Tensor,
@@ -35,7 +38,7 @@ def recall_at_k(
         row = positive_user_P[chosen] - start
         score_P1 = (users_CD[row] * positive_PD[chosen]).sum(-1, keepdim=True)
         is_other = index_pin_N[nearest.indices[row]] != positive_pin_P[chosen, None]
-        rivals_P = ((nearest.values[row] >= score_P1) & is_other).sum(1)
+        rivals_P = ((nearest.values[row] >= score_P1 - ROUNDING) & is_other).sum(1)
         hits_U.index_add_(0, positive_user_P[chosen], (rivals_P < k).double())
     return hits_U / counts_U  # 0 / 0 is NaN
 

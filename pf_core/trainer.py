@@ -30,8 +30,8 @@ from pf_core.ranks import Rank, join_ranks, sum_over_ranks
 from pf_core.training_set import TrainingSet, open_training_set
 from pf_core.validation import HeldOut, ModelEmbedder
 
-DIVERGED = 3.0
-"""Times the loss of the first steps: beyond it, training has gone wrong."""
+DIVERGED = 2.0
+"""The loss of the first steps and this many times as much again: beyond it, training has gone wrong."""
 
 SCALE_SAMPLE_PINS = 10_000
 
@@ -223,7 +223,11 @@ class _Run:
             )
         if self.first_loss is None:
             self.first_loss = loss
-        if not math.isfinite(loss) or not math.isfinite(gradient_norm) or loss > DIVERGED * self.first_loss:
+        if (
+            not math.isfinite(loss)
+            or not math.isfinite(gradient_norm)
+            or loss > self.first_loss + DIVERGED * max(abs(self.first_loss), 1.0)
+        ):
             raise PipelineError(
                 f"training diverged by step {step}: loss {loss:.4g}, gradient norm {gradient_norm:.4g} (the loss began "
                 f"at {self.first_loss:.4g}). The last good checkpoint is kept; lower optimizer.learning_rate or raise "

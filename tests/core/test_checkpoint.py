@@ -112,10 +112,11 @@ def test_the_newest_is_loaded_and_two_are_kept(tmp_path: Path) -> None:
 def test_nothing_half_written_is_read(tmp_path: Path) -> None:
     module, optimizer = trained(1)
     assert load_newest(tmp_path / "checkpoints", module, optimizer) is None
-    save_checkpoint(tmp_path, 4, module, optimizer, {})
     partial = tmp_path / ".step-00000008.tmp"
     partial.mkdir()
     (partial / "weights.safetensors").write_bytes(b"half")
+    assert load_newest(tmp_path, module, optimizer) is None
+    save_checkpoint(tmp_path, 4, module, optimizer, {})
     assert load_newest(tmp_path, module, optimizer) == {"step": 4}
     save_checkpoint(tmp_path, 8, module, optimizer, {})
     assert not partial.exists()

@@ -51,7 +51,7 @@ def test_the_error_bound_holds(keys: str, depth: int, width: int) -> None:
     assert (error > bound).mean() <= math.exp(-depth)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=60))
 def test_any_int64_is_a_key_and_never_counts_too_little(keys: list[int]) -> None:
     sketch, exact = sketch_of(keys, width=1 << 16), Counter(keys)
