@@ -11,7 +11,10 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from pf_assets.settings import DEMO_SITE, current_site
+from pf_assets.model_plan import current_model, plan_model
+from pf_assets.settings import DEMO_SITE, REPOSITORY, current_site, mlflow_server
+from pf_assets.tracking import TrackedRun, Tracking, run_url
+from pf_core.atomic import MANIFEST, read_json
 from pf_core.contracts import PipelineError, ds_range
 from pf_core.mapping import ActionMapper
 from pf_core.pin_features import pin_state
@@ -24,7 +27,6 @@ from pf_core.world.logs import FileFormat, write_logs
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
-REPOSITORY = DEMO_SITE.parent.parent
 CHECKED_ROWS = 100_000
 QUIET = {"loggers": {"console": {"config": {"log_level": "INFO"}}}}
 
@@ -50,12 +52,15 @@ def demo() -> None:
     typer.secho("1. The demo site's logs", bold=True)
     _write_world(world_config.demo(), site.log_root, "csv.gz")
     typer.secho("2. The asset graph", bold=True)
-    for assets, days in _missing(site).items():
+    for assets, days in _missing_days(site).items():
         _materialize(assets, days)
+    missing = _missing_model(site)
+    if missing:
+        _materialize(",".join(missing))
     _summarize(site, time.monotonic() - started)
 
 
-def _missing(site: Site) -> dict[str, list[str]]:
+def _missing_days(site: Site) -> dict[str, list[str]]:
     """What is not there yet, as one run for each set of days."""
     assert site.end_ds is not None
     days = ds_range(site.start_ds, site.end_ds)
@@ -72,10 +77,21 @@ def _missing(site: Site) -> dict[str, list[str]]:
     return {",".join(assets): list(absent) for absent, assets in runs.items()}
 
 
-def _materialize(assets: str, days: list[str]) -> None:
+def _missing_model(site: Site) -> list[str]:
+    """The training set if there is none, and the model if another one than the site file's, or none, is there."""
+    if not (site.directory / "training_set" / MANIFEST).exists():
+        return ["training_set", "pinnerformer_model"]
+    made = current_model(site)
+    is_registered = made is not None and made["mlflow"]["version"] is not None
+    is_wanted = made is not None and made["model_version"] == plan_model(site).model_version
+    return [] if is_registered and is_wanted else ["pinnerformer_model"]
+
+
+def _materialize(assets: str, days: list[str] | None = None) -> None:
     command = [sys.executable, "-m", "dagster", "asset", "materialize", "--select", assets]
-    command += ["--partition-range", f"{days[0]}...{days[-1]}", "-m", "pf_assets.definitions"]
-    typer.echo(f"{assets}: {days[0]} to {days[-1]}")
+    command += [] if days is None else ["--partition-range", f"{days[0]}...{days[-1]}"]
+    command += ["-m", "pf_assets.definitions"]
+    typer.echo(assets if days is None else f"{assets}: {days[0]} to {days[-1]}")
     run = subprocess.run(
         [*command, "--config-json", json.dumps(QUIET)],
         cwd=REPOSITORY,
@@ -93,13 +109,21 @@ def _summarize(site: Site, seconds: float) -> None:
     totals = {name: sum(m["counts"][name] for m in manifests) for name in ("read", "kept", "duplicates", "quarantined")}
     pins = pin_state(site).require(site.end_ds)["counts"]
     timelines = timeline_state(site).require(site.end_ds)["counts"]
+    training, model = read_json(site.directory / "training_set" / MANIFEST), current_model(site)
+    assert model is not None
+    result = model["result"]
     typer.secho(f"\nDone in {seconds:.0f} s. As of {site.end_ds}:", bold=True)
     typer.echo(
-        f"  raw_actions     {totals['kept']:,} actions in {len(manifests)} days "
+        f"  raw_actions         {totals['kept']:,} actions in {len(manifests)} days "
         f"({totals['read']:,} rows read, {totals['duplicates']:,} duplicates, {totals['quarantined']:,} quarantined)\n"
-        f"  pin_features    {pins['pins']:,} pins, {pins['candidates']:,} of them candidates\n"
-        f"  user_timelines  {timelines['users']:,} users, {timelines['actions']:,} actions\n"
-        f"  in              {site.directory}\n"
+        f"  pin_features        {pins['pins']:,} pins, {pins['candidates']:,} of them candidates\n"
+        f"  user_timelines      {timelines['users']:,} users, {timelines['actions']:,} actions\n"
+        f"  training_set        {training['counts']['train']['users']:,} users until {training['cut_ds']}, "
+        f"{training['counts']['held_out']['users']:,} held out\n"
+        f"  pinnerformer_model  {model['model_version']}: recall@10 {result['metrics']['recall_at_10']:.3f} on "
+        f"held-out users after {result['num_steps']:,} steps in {result['seconds'] / 60:.1f} min\n"
+        f"                      {run_url(TrackedRun(**model['mlflow']), mlflow_server())}\n"
+        f"  in                  {site.directory}\n"
         f"Next: `make dev` shows all of it on http://localhost:3000"
     )
 
@@ -108,16 +132,20 @@ def _summarize(site: Site, seconds: float) -> None:
 def dev(dagster_port: int = 3000, mlflow_port: int = 5000) -> None:
     """Serve the Dagster UI and the MLflow UI until Ctrl-C."""
     site = current_site()
-    tracking = Path(site.data_dir).resolve() / "mlflow"
-    tracking.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "DAGSTER_HOME": os.environ.get("DAGSTER_HOME") or str(DEMO_SITE.parent)}
+    tracking = Tracking(site)
+    tracking.root.mkdir(parents=True, exist_ok=True)
+    environment = {
+        **os.environ,
+        "DAGSTER_HOME": os.environ.get("DAGSTER_HOME") or str(DEMO_SITE.parent),
+        "PF_MLFLOW_SERVER": os.environ.get("PF_MLFLOW_SERVER") or f"http://localhost:{mlflow_port}",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
     typer.echo(f"Dagster: http://localhost:{dagster_port}   MLflow: http://localhost:{mlflow_port}   Ctrl-C ends both")
     commands = [
         ["dagster", "dev", "-w", "workspace.yaml", "-p", str(dagster_port)],
         [
             *("mlflow", "server", "--port", str(mlflow_port), "--workers", "1"),
-            *("--backend-store-uri", f"sqlite:///{tracking / 'mlflow.db'}"),
-            *("--artifacts-destination", str(tracking / "artifacts")),
+            *("--backend-store-uri", tracking.uri, "--artifacts-destination", str(tracking.artifacts)),
         ],
     ]
     servers = [

@@ -13,7 +13,11 @@ from pf_core.site import Site, load_site
 ENGINE_POOL = "engine"
 """Assets that use the whole machine; the instance lets one run of them at a time."""
 
-DEMO_SITE = Path(__file__).resolve().parent.parent / "dagster_home" / "demo.yaml"
+TRAINING_POOL = "training"
+"""The set and the model that is trained on it: one run at a time, so that the set stands while it is read."""
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DEMO_SITE = REPOSITORY / "dagster_home" / "demo.yaml"
 
 
 def site_path(environment: Mapping[str, str]) -> Path:
@@ -23,6 +27,11 @@ def site_path(environment: Mapping[str, str]) -> Path:
 
 def current_site() -> Site:
     return load_site(site_path(os.environ), environment=os.environ)
+
+
+def mlflow_server() -> str:
+    """Where people look at MLflow: links lead there. `pf dev` serves it on this machine."""
+    return os.environ.get("PF_MLFLOW_SERVER") or "http://localhost:5000"
 
 
 def daily_partitions(site: Site) -> dg.DailyPartitionsDefinition:

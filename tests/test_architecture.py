@@ -32,7 +32,7 @@ STAGES = [
 ALLOWED = {
     "pf_core": {"duckdb", "lance", "numpy", "pyarrow", "pydantic", "safetensors", "scipy", "torch", "yaml"},
     "pf_core/world": {"numpy", "pyarrow"},
-    "pf_assets": {"dagster", "matplotlib", "typer"},
+    "pf_assets": {"dagster", "dagster_pipes", "matplotlib", "mlflow", "typer"},
 }
 
 

@@ -233,6 +233,8 @@ def test_the_asset_graph(site: Site) -> None:
         "raw_actions": ("logs", []),
         "pin_features": ("logs", ["pin_features"]),
         "user_timelines": ("timelines", ["raw_actions", "user_timelines"]),
+        "training_set": ("model", ["pin_features", "user_timelines"]),
+        "pinnerformer_model": ("model", ["training_set"]),
     }
     assert {key.to_user_string() for key in graph.asset_check_keys} == {
         "raw_actions:quarantined_share_is_normal",
@@ -240,8 +242,12 @@ def test_the_asset_graph(site: Site) -> None:
         "raw_actions:late_rows_are_received",
         "pin_features:actions_have_pin_features",
         "user_timelines:timelines_are_sound",
+        "training_set:held_out_users_are_disjoint",
+        "training_set:nothing_is_later_than_the_cut",
+        "pinnerformer_model:loss_fell_and_is_finite",
     }
-    partitions = {node.partitions_def for node in graph.asset_nodes}
+    partitions = {node.partitions_def for node in graph.asset_nodes if node.group_name != "model"}
+    assert {node.partitions_def for node in graph.asset_nodes} - partitions == {None}
     assert len(partitions) == 1
     keys = partitions.pop().get_partition_keys()
     assert (keys[0], keys[-1]) == (START, END)
