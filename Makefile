@@ -17,7 +17,7 @@ demo: setup  ## Make the demo site and run the whole graph on it
 	$(BIN)/pf demo
 
 test: setup lint  ## Lint, types, tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: setup  ## The tests that take minutes: compiled and bfloat16 training
 	$(BIN)/python -m pytest -m slow

@@ -214,13 +214,12 @@ def compare(python: Path | None, setting: Setting, folder: Path, *, num_pins: in
     for num_workers in (0, 1):
         ours.append(measure(train_ours, setting, folder, num_workers).outcome)
         if python is not None:
-            theirs.append(
-                train_rectools(python, setting, num_pins=num_pins, num_workers=num_workers)["sequences_per_s"]
-            )
+            run = train_rectools(python, setting, num_pins=num_pins, num_workers=num_workers)
+            theirs.append(setting.batch_size / run["median_step_s"])
             few = replace(setting, num_steps=4 * setting.num_steps)
             pool = setting.num_negatives + 1
             run = train_rectools(python, few, num_pins=pool, num_workers=num_workers, loss="softmax")
-            shared.append(run["sequences_per_s"])
+            shared.append(setting.batch_size / run["median_step_s"])
     report(f"sasrec.{setting.name}.ours", max(ours), "sequences/s")
     if python is not None:
         report(f"sasrec.{setting.name}.rectools", max(theirs), "sequences/s")

@@ -119,7 +119,7 @@ class ActionEncoder(nn.Module):
 
 
 class Attention(nn.Module):
-    """MHSA without biases on queries, keys and values: a softmax cannot see the keys', the output takes up the values'."""
+    """MHSA. Queries, keys and values have no bias: a softmax cannot see the keys', the output takes up the values'."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

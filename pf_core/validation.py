@@ -93,23 +93,26 @@ class HeldOut:
             index_pin=np.sort(index),
         )
 
-    @torch.no_grad()
     def recall(self, embedder: Embedder, *, k: int) -> float:
-        """Over all ranks' users; NaN if there are none."""
-        total = torch.zeros((), dtype=torch.float64)
-        if len(self.starts):
-            recall_U = recall_at_k(
-                embed_in_chunks(lambda rows: self._embed_users(embedder, rows.numpy()), len(self.starts), CHUNK_USERS),
-                torch.from_numpy(self.positive_user),
-                torch.from_numpy(self.positive_pin),
-                embed_in_chunks(lambda rows: embedder.pins(self.positive_pin[rows.numpy()]), len(self.positive_pin)),
-                torch.from_numpy(self.index_pin),
-                embed_in_chunks(lambda rows: embedder.pins(self.index_pin[rows.numpy()]), len(self.index_pin)),
-                k=k,
-            )
-            total = recall_U.sum()
+        """The mean over all ranks' users; NaN if there are none."""
+        total = self.recall_by_user(embedder, k=k).sum()
         everyone = sum_over_ranks(total.to(self.device))
         return float(everyone) / self.num_users if self.num_users else float("nan")
+
+    @torch.no_grad()
+    def recall_by_user(self, embedder: Embedder, *, k: int) -> Tensor:
+        """Of this rank's users, each of whom has positives."""
+        if not len(self.starts):
+            return torch.zeros(0, dtype=torch.float64)
+        return recall_at_k(
+            embed_in_chunks(lambda rows: self._embed_users(embedder, rows.numpy()), len(self.starts), CHUNK_USERS),
+            torch.from_numpy(self.positive_user),
+            torch.from_numpy(self.positive_pin),
+            embed_in_chunks(lambda rows: embedder.pins(self.positive_pin[rows.numpy()]), len(self.positive_pin)),
+            torch.from_numpy(self.index_pin),
+            embed_in_chunks(lambda rows: embedder.pins(self.index_pin[rows.numpy()]), len(self.index_pin)),
+            k=k,
+        )
 
     def _embed_users(self, embedder: Embedder, rows: np.ndarray) -> Tensor:
         sequences = collate_sequences(self.data.held_out, self.data.pin_feature, self.starts[rows], self.ends[rows])
