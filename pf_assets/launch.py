@@ -5,6 +5,7 @@ Dagster's PipesSubprocessClient would do for a single process. This one also han
 of its own, where no signal to a process group reaches it.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -92,7 +93,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     try:
         process.terminate()
-        process.wait(timeout=PATIENCE_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=PATIENCE_S)
     finally:
         process.stdin.close()
         process.kill()

@@ -29,7 +29,7 @@ from pf_assets.model_plan import (
 from pf_assets.settings import REPOSITORY, TRAINING_POOL, mlflow_server, start_engine
 from pf_assets.tracking import TrackedRun, Tracking, git_commit, run_url
 from pf_assets.train_job import TrainJob
-from pf_core.atomic import MANIFEST, exclusive, read_json, write_json
+from pf_core.atomic import MANIFEST, exclusive, read_json, relying_on, write_json
 from pf_core.packing import is_held_out
 from pf_core.site import Site
 from pf_core.training_set import DESCRIPTION, build_training_set, latest_training_set, open_training_set
@@ -117,7 +117,10 @@ def pinnerformer_model_asset(site: Site) -> dg.AssetsDefinition:
         that was interrupted goes on from its last checkpoint.
         """
         plan = plan_model(site, None if config.preset is None else config.preset.value, config.changes)
-        with exclusive(models_dir(site), "pinnerformer_model"):
+        with (
+            exclusive(models_dir(site), "pinnerformer_model"),
+            relying_on(plan.training_set.parent, "training_set"),
+        ):
             if config.retrain:
                 _set_aside(plan.run_dir)
             run = _train_and_register(context, site, plan)

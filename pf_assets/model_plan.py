@@ -89,6 +89,8 @@ def code_fingerprint() -> str:
 def find_fault(history: Sequence[Measurement]) -> str | None:
     """What is wrong with a finished training, as a sentence; None if its loss is finite and fell."""
     losses = [measurement["loss"] for measurement in history if "loss" in measurement]
+    if not losses:
+        return "its history is empty"
     if not all(math.isfinite(loss) for loss in losses):
         return "its loss is not finite"
     last = losses[-max(1, len(losses) // 10) :]

@@ -5,8 +5,8 @@ that no environment variable decides where a run ends up. `pf dev` serves the sa
 writes to it: the ranks report through Pipes, and no training step waits for a database. MLflow is imported when it is
 first used, because that takes seconds and the asset graph is drawn without it.
 
-A model of our own format (safetensors and JSON) is a run's artifact and a registry version. `candidate` is the model
-that pinnerformer_model holds, `champion` the one that serves; the first model ever trained is both.
+A model of our own format (safetensors and JSON) is a run's artifact and a registry version. `candidate` is the newest
+model whose loss fell, `champion` the one that serves; the first model ever trained is both.
 """
 
 import contextlib
@@ -158,14 +158,15 @@ class Tracking:
     def register(self, run: TrackedRun, run_dir: Path, *, model_version: str) -> TrackedRun:
         """Make the run's model the candidate, and the champion if there is none.
 
-        A model_version has one registry version, however often it is registered.
+        A run's model has one registry version, however often it is registered.
         """
         client = self._client
         if not client.search_registered_models(f"name = '{self.name}'"):
             client.create_registered_model(self.name, description="User and pin towers; see the version's run.")
         known = client.search_model_versions(f"name = '{self.name}' and tags.model_version = '{model_version}'")
-        if known:
-            version = int(known[0].version)
+        of_this_run = [found for found in known if found.run_id == run.run_id]
+        if of_this_run:
+            version = int(of_this_run[0].version)
         else:
             source = f"{client.get_run(run.run_id).info.artifact_uri}/model"
             version = int(

@@ -38,17 +38,24 @@ def read_json(path: Path) -> Any:
         raise PipelineError(f"{path} is damaged ({error}); re-run the partition that writes it") from error
 
 
+def exclusive(folder: Path, what: str) -> contextlib.AbstractContextManager[None]:
+    """One writer of a folder at a time, and nobody who relies on it; the lock dies with its process."""
+    return _locked(folder, fcntl.LOCK_EX, f"another run is writing {what} or relying on it")
+
+
+def relying_on(folder: Path, what: str) -> contextlib.AbstractContextManager[None]:
+    """While this lasts, nobody replaces what is in the folder."""
+    return _locked(folder, fcntl.LOCK_SH, f"another run is writing {what}")
+
+
 @contextlib.contextmanager
-def exclusive(folder: Path, what: str) -> Iterator[None]:
-    """One writer of a folder at a time; the lock dies with its process."""
+def _locked(folder: Path, kind: int, otherwise: str) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise PipelineError(
-                f"another run is writing {what} in {folder}; wait until it has ended, then re-run"
-            ) from None
+            raise PipelineError(f"{otherwise} in {folder}; wait until it has ended, then re-run") from None
         yield
 
 

@@ -168,7 +168,14 @@ class TrainingBatches(Dataset[Batch]):
 
 
 def open_batches(
-    training_set: Path, config: TrainConfig, *, rank: int, world_size: int, first_step: int, num_workers: int
+    training_set: Path,
+    config: TrainConfig,
+    *,
+    rank: int,
+    world_size: int,
+    first_step: int,
+    num_workers: int,
+    pin_memory: bool = False,
 ) -> DataLoader[Batch]:
     """The batches of steps first_step … num_steps - 1, in order; `num_workers` processes work ahead (0: none does)."""
     ahead: dict[str, Any] = {}
@@ -184,7 +191,7 @@ def open_batches(
         batch_size=None,
         sampler=range(first_step, config.optimizer.num_steps),
         num_workers=num_workers,
-        pin_memory=torch.cuda.is_available(),
+        pin_memory=pin_memory,
         **ahead,
     )
 

@@ -53,7 +53,9 @@ def read_future(site: Site, data: TrainingSet, num_days: int) -> Future:
             num_unknown_pins += int((pin < 0).sum())
             users.append(pc.index_in(actions["user_id"], held_out).to_numpy()[pin >= 0])
             pins.append(pin[pin >= 0])
-    pairs = np.unique(np.stack([np.concatenate(users), np.concatenate(pins)]).astype(np.int64), axis=1)
+    nobody = np.zeros(0, np.int64)
+    pairs = np.stack([np.concatenate([nobody, *users]), np.concatenate([nobody, *pins])]).astype(np.int64)
+    pairs = np.unique(pairs, axis=1)
     return Future(pairs[0], pairs[1], num_unknown_users, num_unknown_pins)
 
 
@@ -66,7 +68,6 @@ def at_the_cut(data: TrainingSet, future: Future, *, sequence_length: int, num_p
             "days after the cut, or choose an earlier cut"
         )
     ends = data.held_out.offsets[users + 1] - 1
-    index = np.random.default_rng([seed, 0x1DE]).permutation(data.candidates)[:num_pins]
     return HeldOut(
         data=data,
         device=torch.device("cpu"),
@@ -75,7 +76,7 @@ def at_the_cut(data: TrainingSet, future: Future, *, sequence_length: int, num_p
         ends=ends,
         positive_user=number,
         positive_pin=future.pin,
-        index_pin=np.sort(index),
+        index_pin=data.sample_candidates(num_pins, np.random.default_rng([seed, 0x1DE])),
     )
 
 

@@ -47,6 +47,7 @@ class ModelConfig(Strict):
     pin_hidden_dim: int = Field(default=1024, ge=1)
     """Hidden width of the pin tower's MLP; ours: the paper gives none."""
     is_causal: bool = True
+    """False is the paper's masking ablation: inner positions of sasrec and dense_all_action then see their targets."""
     near_identity_init: bool = True
     """Both towers start by passing the content vector through; ours, not the paper's (docs/LOG.md has both)."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -94,6 +95,7 @@ class LossConfig(Strict):
     """none; negatives only; all: positive and negatives, the paper's; corrected: arXiv 2507.09331."""
     sketch_depth: int = Field(default=4, ge=1, le=16)
     sketch_width: int = Field(default=1 << 18, ge=16)
+    """Shares are overestimated by about 1/width: keep it well above max_in_batch * candidates / num_random."""
     temperature: float = Field(default=0.1, ge=0.01)
     """Where the learned temperature starts; it never falls below 0.01."""
     chunk_rows: int = Field(default=256, ge=1)
@@ -122,7 +124,8 @@ class OptimizerConfig(Strict):
 
 
 class TrainConfig(Strict):
-    """One training run. With the data it decides the result: the number of processes does not."""
+    """One training run. With the data it decides the result; the number of processes changes only rounding and
+    dropout."""
 
     model: ModelConfig = ModelConfig()
     sampling: SamplingConfig = SamplingConfig()
@@ -134,9 +137,9 @@ class TrainConfig(Strict):
     shuffle_batches: int = Field(default=32, ge=1)
     """Batches are cut from this many batches' worth of shuffled users, sorted by length: little padding."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16 autocasts the towers on a GPU; the loss and the weights stay float32."""
+    """bfloat16 autocasts the towers, for GPUs (slow on most CPUs); the loss and the weights stay float32."""
     compile: bool = False
-    """torch.compile the towers."""
+    """torch.compile the transformer."""
     log_every: int = Field(default=20, ge=1)
     evaluate_every: int = Field(default=500, ge=1)
     evaluate_users: int = Field(default=1000, ge=1)
@@ -148,8 +151,8 @@ class TrainConfig(Strict):
 
 
 def paper() -> TrainConfig:
-    """Section 4's model: M = 256, D = 256, and the largest of Table 7."""
-    return TrainConfig(precision="bfloat16", compile=True)
+    """Section 4's model: M = 256, D = 256, and the largest of Table 7; ours: the near-identity start."""
+    return TrainConfig(loss=LossConfig(sketch_width=1 << 22), precision="bfloat16", compile=True)
 
 
 def demo() -> TrainConfig:
@@ -219,7 +222,8 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 class LaunchConfig(Strict):
-    """How the training processes start. Several nodes need the same rendezvous, which one of them hosts."""
+    """How the training processes start. Several nodes need the same rendezvous, which one of them hosts, and a shared
+    file system for the site's data_dir."""
 
     processes_per_node: int = Field(default=1, ge=1)
     num_nodes: int = Field(default=1, ge=1)

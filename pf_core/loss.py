@@ -34,6 +34,7 @@ MASKED = -1e4
 """A logit that no softmax notices; finite, so that a row without negatives has a gradient."""
 
 MIN_TEMPERATURE = 0.01
+SHIFT = 0x1E3779B97F4A7C15
 
 
 class Pairs(NamedTuple):
@@ -55,8 +56,8 @@ class Pool(NamedTuple):
     embedding_ND: Tensor
     pin_N: Tensor
     log_q_N: Tensor
-    far_P: Tensor
-    """For each of this rank's pairs an entry far from its own pin; the same entry whatever the number of ranks."""
+    drawn_P: Tensor
+    """An entry for each of this rank's pairs, each equally likely; the same whatever the number of ranks."""
 
 
 class RetrievalLoss(nn.Module):
@@ -82,7 +83,9 @@ class RetrievalLoss(nn.Module):
         masked_UN = mask_own_positives(pairs, pool.pin_N)
         user_PD = user_QD[pairs.query_P]
         if self.config.kind == "bce":
-            return self._binary_cross_entropy(user_PD, positive_PD, pool, masked_UN[pairs.user_P], weight_P)
+            return self._binary_cross_entropy(
+                user_PD, positive_PD, pool, masked_UN[pairs.user_P, pool.drawn_P], weight_P
+            )
         loss: Tensor = _SampledSoftmax.apply(  # type: ignore[no-untyped-call]
             user_PD, positive_PD, pool.embedding_ND, self.temperature, log_q_P, pool.log_q_N, masked_UN,
             pairs.user_P, weight_P, self.config
@@ -118,9 +121,12 @@ class RetrievalLoss(nn.Module):
         if self.config.log_q != "all":
             log_q_P = torch.zeros_like(log_q_P)
         place_P = torch.searchsorted(pin_B, pairs.pin_P)
-        far_P = (place_P * len(chosen) // max(len(pin_B), 1) + len(chosen) // 2) % max(len(chosen), 1)
+        shift = (
+            self.sketch.total * SHIFT >> 20
+        ) & 0x7FFFFFFF  # random in each step, equal on all ranks and after a resume
+        drawn_P = (place_P * len(chosen) // max(len(pin_B), 1) + shift) % max(len(chosen), 1)
         num_users = max(1, sum(row[2] for row in counts)) / len(counts)
-        return Pool(embedding_ND[chosen], pin_N[chosen], log_q_N, far_P), log_q_P, num_users
+        return Pool(embedding_ND[chosen], pin_N[chosen], log_q_N, drawn_P), log_q_P, num_users
 
     def _log_q(self, pin: Tensor, is_candidate: Tensor, num_in_batch: int, num_random: int) -> Tensor:
         """The log of the expected number of times that each pin stands in the pool."""
@@ -132,13 +138,12 @@ class RetrievalLoss(nn.Module):
         return (num_in_batch * self.sketch.share(pin) + at_random * is_candidate).log()
 
     def _binary_cross_entropy(
-        self, user_PD: Tensor, positive_PD: Tensor, pool: Pool, masked_PN: Tensor, weight_P: Tensor
+        self, user_PD: Tensor, positive_PD: Tensor, pool: Pool, is_masked_P: Tensor, weight_P: Tensor
     ) -> Tensor:
         """SASRec's own loss (A.4): each pair against one negative; a masked one is left out."""
-        row, drawn = torch.arange(len(user_PD), device=user_PD.device), pool.far_P
         positive_P = (user_PD * positive_PD).sum(-1) / self.temperature
-        negative_P = (user_PD * pool.embedding_ND[drawn]).sum(-1) / self.temperature
-        negative_P = negative_P.masked_fill(masked_PN[row, drawn], MASKED)
+        negative_P = (user_PD * pool.embedding_ND[pool.drawn_P]).sum(-1) / self.temperature
+        negative_P = negative_P.masked_fill(is_masked_P, MASKED)
         return (weight_P * (F.softplus(-positive_P) + F.softplus(negative_P))).sum()
 
 

@@ -47,7 +47,7 @@ class TimelineBlock:
     window_us: int
 
 
-class Pairs(NamedTuple):
+class DrawnPairs(NamedTuple):
     """Position and target are actions of the block; the weights are relative, within one user."""
 
     row_P: Ints
@@ -127,7 +127,7 @@ def expected_length(timeline_length_U: Ints, key_U: Keys, config: SamplingConfig
     return np.minimum(np.ceil(share_U * timeline_length_U).astype(np.int64), sequence_length)
 
 
-def sample_pairs(block: TimelineBlock, key_R: Keys, start_R: Ints, end_R: Ints, config: SamplingConfig) -> Pairs:
+def sample_pairs(block: TimelineBlock, key_R: Keys, start_R: Ints, end_R: Ints, config: SamplingConfig) -> DrawnPairs:
     """The pairs of sequences [start, end], whose ends are usable.
 
     next_action: (T, T + 1).
@@ -161,8 +161,8 @@ def sample_pairs(block: TimelineBlock, key_R: Keys, start_R: Ints, end_R: Ints, 
     return _pairs(row_P, position_P, block.targets[first_P + chosen_P])
 
 
-def _pairs(row_P: Ints, position_P: Ints, target_P: Ints) -> Pairs:
-    return Pairs(row_P, position_P, target_P, np.ones(len(row_P)))
+def _pairs(row_P: Ints, position_P: Ints, target_P: Ints) -> DrawnPairs:
+    return DrawnPairs(row_P, position_P, target_P, np.ones(len(row_P)))
 
 
 def _window(block: TimelineBlock, position: Ints) -> tuple[Ints, Ints]:

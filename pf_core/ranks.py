@@ -29,7 +29,7 @@ def join_ranks() -> Iterator[Rank]:
     """Meet the processes that torch.distributed.run started: NCCL between GPUs, gloo between CPUs."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     device = torch.device("cpu")
-    if torch.cuda.is_available():
+    if torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1")):  # a GPU for each rank, or none
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
     if world_size == 1:

@@ -1,13 +1,15 @@
 """The training job: what every rank runs (paper, sections 3.3 to 3.5; the optimizer is ours, the paper gives none).
 
-The result is a function of the training set and the configuration. A step's global batch does not depend on the number
-of ranks or workers, weights start from the seed, and the learning rate, the sampler's stream and dropout are functions
-of the step: so a checkpoint needs the weights, the optimizer's moments and the sketch, and continuing from it gives
-what the uninterrupted run gives. One process is the same code with a world of one.
+The result is a function of the training set and the configuration, bit for bit on CPUs; the number of ranks changes
+only rounding, and the draw of dropout. A step's global batch does not depend on ranks or workers, weights start from
+the seed, and the learning rate, the sampler's stream and dropout are functions of the step: so a checkpoint needs the
+weights, the optimizer's moments and the sketch, and continuing from it gives what the uninterrupted run gives. One
+process is the same code with a world of one.
 """
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,7 +28,7 @@ from pf_core.contracts import PipelineError
 from pf_core.hyperparameters import OptimizerConfig, TrainConfig
 from pf_core.loss import Pairs, RetrievalLoss
 from pf_core.model import PinnerFormer
-from pf_core.ranks import Rank, join_ranks, sum_over_ranks
+from pf_core.ranks import Rank, gather_counts, join_ranks, sum_over_ranks
 from pf_core.training_set import TrainingSet, open_training_set
 from pf_core.validation import HeldOut, ModelEmbedder
 
@@ -108,7 +110,7 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.A
 
 
 def learning_rate(config: OptimizerConfig, step: int) -> float:
-    """Of the step with this number, from 0: linear warm-up, then decay to zero at the last step."""
+    """Of the step with this number, from 0: linear warm-up, then decay that would reach zero after the last step."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / (config.warmup_steps + 1)
     share = (step - config.warmup_steps) / max(1, config.num_steps - config.warmup_steps)
@@ -127,7 +129,7 @@ class _Interval:
 
     started: float = field(default_factory=time.perf_counter)
     steps: int = 0
-    loss: float = 0.0
+    loss: Tensor | float = 0.0
     waited_s: float = 0.0
     sequences: int = 0
     pairs: int = 0
@@ -145,11 +147,13 @@ class _Run:
         self.held_out = HeldOut.choose(data, config, rank)
         self.embedder = ModelEmbedder(model=model, data=data, device=rank.device)
         self.first_loss: float | None = None
-        self.seconds = 0.0
+        self.started, self.seconds_before = time.perf_counter(), 0.0
         self.metrics: dict[str, float] = {}
 
     def finish(self, num_workers: int) -> dict[str, Any]:
         first_step = self._resume()
+        if len({row[0] for row in gather_counts(first_step, device=self.rank.device)}) > 1:
+            raise PipelineError("the processes see different checkpoints: every node must reach the same data_dir")
         replica: nn.Module = self.module
         if self.rank.world_size > 1:
             replica = DistributedDataParallel(self.module, forward_sync_buffers=False, gradient_as_bucket_view=True)
@@ -160,6 +164,7 @@ class _Run:
             rank=self.rank.number,
             world_size=self.rank.world_size,
             num_workers=num_workers,
+            pin_memory=self.rank.device.type == "cuda",
         )
         self._say(
             f"{sum(p.numel() for p in self.module.parameters()):,} parameters, {self.data.train.num_users:,} users, "
@@ -173,12 +178,12 @@ class _Run:
             interval.waited_s += time.perf_counter() - asked
             loss, gradient_norm = self._step(replica, batch, step)
             interval.steps += 1
-            interval.loss += float(loss)
+            interval.loss = interval.loss + loss  # converted when it is reported: no waiting for a GPU here
             interval.sequences += len(batch.sequences.length_R)
             interval.pairs += len(batch.pair_pin_P)
             done = step + 1
             is_last = done == self._num_steps
-            if done % self.config.log_every == 0 or done % self.config.checkpoint_every == 0 or is_last:
+            if is_last or any(done % every == 0 for every in self._intervals):
                 self._measure(done, interval, float(gradient_norm))
                 interval = _Interval()
             if done % self.config.evaluate_every == 0 or is_last:
@@ -190,8 +195,17 @@ class _Run:
         return self._publish()
 
     @property
+    def _intervals(self) -> tuple[int, ...]:
+        return self.config.log_every, self.config.evaluate_every, self.config.checkpoint_every
+
+    @property
     def _num_steps(self) -> int:
         return self.config.optimizer.num_steps
+
+    @property
+    def _seconds(self) -> float:
+        """Of the whole training, evaluation and what came before an interruption included."""
+        return self.seconds_before + time.perf_counter() - self.started
 
     def _step(self, replica: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         if self.config.model.dropout:
@@ -211,8 +225,7 @@ class _Run:
     def _measure(self, step: int, interval: _Interval, gradient_norm: float) -> None:
         """Report the interval over all ranks; stop if it went wrong, before anything is saved."""
         seconds = time.perf_counter() - interval.started
-        self.seconds += seconds
-        ours = [interval.loss, interval.waited_s, float(interval.sequences), float(interval.pairs)]
+        ours = [float(interval.loss), interval.waited_s, float(interval.sequences), float(interval.pairs)]
         total = sum_over_ranks(torch.tensor(ours, dtype=torch.float64, device=self.rank.device)).tolist()
         world_size = self.rank.world_size
         loss = total[0] / (interval.steps * world_size)
@@ -272,14 +285,15 @@ class _Run:
 
     def _save(self, step: int) -> None:
         if self.rank.is_first:
-            state = {"first_loss": self.first_loss, "seconds": self.seconds, "metrics": self.metrics}
+            state = {"first_loss": self.first_loss, "seconds": self._seconds, "metrics": self.metrics}
             save_checkpoint(self.run_dir / "checkpoints", step, self.module, self.optimizer, state)
 
     def _resume(self) -> int:
         state = load_newest(self.run_dir / "checkpoints", self.module, self.optimizer)
         step = 0 if state is None else int(state["step"])
         if state is not None:
-            self.first_loss, self.seconds, self.metrics = state["first_loss"], state["seconds"], state["metrics"]
+            self.first_loss, self.metrics = state["first_loss"], state["metrics"]
+            self.seconds_before = state["seconds"]
             self._say(f"resuming after step {step}")
         if self.rank.is_first:
             self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -291,7 +305,7 @@ class _Run:
             "num_steps": self._num_steps,
             "num_processes": self.rank.world_size,
             "num_parameters": sum(parameter.numel() for parameter in self.module.parameters()),
-            "seconds": self.seconds,
+            "seconds": self._seconds,
             "metrics": self.metrics,
         }
         if self.rank.is_first:
@@ -312,7 +326,7 @@ class _Run:
 
 def _feature_scale(data: TrainingSet) -> float:
     """What brings a content vector's coordinates to unit variance, from a sample of the candidates."""
-    rows = np.sort(np.random.default_rng(0).permutation(data.candidates)[:SCALE_SAMPLE_PINS])
+    rows = data.sample_candidates(SCALE_SAMPLE_PINS, np.random.default_rng(0))
     mean_square = float(np.square(data.pin_feature[rows], dtype=np.float64).mean())
     return 1 / math.sqrt(mean_square) if mean_square > 0 else 1.0
 
@@ -320,4 +334,7 @@ def _feature_scale(data: TrainingSet) -> float:
 def _forget_after(history: Path, step: int) -> None:
     """Drop what an interrupted run measured beyond the checkpoint: it will be measured again."""
     lines = history.read_text().splitlines(keepends=True) if history.is_file() else []
-    history.write_text("".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step))
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    temporary = history.with_suffix(".tmp")
+    temporary.write_text("".join(kept))
+    os.replace(temporary, history)

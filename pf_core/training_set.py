@@ -5,7 +5,8 @@ offsets, and the pins' features. All are memory-mapped: processes share them, an
 
 The set is a function of user_timelines[cut_ds], pin_features[cut_ds], the deletion list and the site file; nothing
 in it is later than the cut. Users are held out by hash: they judge a model and never train it, not even by a word
-in the vocabularies. The fingerprint is that of the content: the same data has the same one.
+in the vocabularies. (Pin vectors learned from co-engagement, where a site has none of its own, are made of everybody's
+actions before their `until`.) The fingerprint is that of the content: the same data has the same one.
 
 Publication removes the set before it. A job that has that one open reads on (Linux keeps the files that a process
 has mapped), but nobody can open it again.
@@ -90,8 +91,20 @@ class TrainingSet:
     cut_us: int
     """The first microsecond after the training period."""
 
+    def sample_candidates(self, size: int, rng: np.random.Generator) -> np.ndarray:
+        """Rows of that many distinct candidates, ascending; all of them if there are no more."""
+        return np.asarray(self.candidates[sample_below(len(self.candidates), size, rng)])
+
     def __reduce__(self) -> tuple[Any, ...]:
         return open_training_set, (self.path,)
+
+
+def sample_below(num: int, size: int, rng: np.random.Generator) -> np.ndarray:
+    """`size` distinct numbers below `num`, ascending, in memory of the order of `size`."""
+    if num <= 4 * size:
+        return np.sort(rng.permutation(num)[:size])
+    drawn = np.unique(rng.integers(num, size=2 * size))  # repeats are few: at most one in four is taken
+    return np.sort(rng.permutation(drawn)[:size])
 
 
 def open_training_set(path: Path) -> TrainingSet:

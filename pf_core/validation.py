@@ -16,10 +16,12 @@ from pf_core.hyperparameters import TrainConfig
 from pf_core.model import PinnerFormer, Sequences
 from pf_core.ranks import Rank, sum_over_ranks
 from pf_core.recall import embed_in_chunks, recall_at_k
-from pf_core.training_set import TrainingSet
+from pf_core.training_set import TrainingSet, sample_below
 
 VALIDATION_DAYS = 14
 CHUNK_USERS = 128
+MAX_LOOKED_AT = 20
+"""Times the users wanted: so many are looked at for some who have positives."""
 
 
 class Embedder(Protocol):
@@ -67,7 +69,7 @@ class HeldOut:
         ends: list[int] = []
         users: list[np.ndarray] = []
         pins: list[np.ndarray] = []
-        for user in rng.permutation(timelines.num_users):
+        for user in rng.permutation(sample_below(timelines.num_users, MAX_LOOKED_AT * config.evaluate_users, rng)):
             if len(starts) == config.evaluate_users:
                 break
             first, last = int(timelines.offsets[user]), int(timelines.offsets[user + 1])
@@ -81,7 +83,6 @@ class HeldOut:
         mine = np.arange(rank.number, len(starts), rank.world_size)
         liked_by, liked_pin = (np.concatenate(part) if part else np.zeros(0, np.int64) for part in (users, pins))
         is_mine = liked_by % rank.world_size == rank.number
-        index = rng.permutation(data.candidates)[: config.evaluate_pins]
         return cls(
             data=data,
             device=rank.device,
@@ -90,7 +91,7 @@ class HeldOut:
             ends=np.array(ends, np.int64)[mine],
             positive_user=liked_by[is_mine] // rank.world_size,
             positive_pin=liked_pin[is_mine].astype(np.int64),
-            index_pin=np.sort(index),
+            index_pin=data.sample_candidates(config.evaluate_pins, rng),
         )
 
     def recall(self, embedder: Embedder, *, k: int) -> float:

@@ -292,11 +292,17 @@ def test_binary_cross_entropy_by_hand() -> None:
     )
 
 
-@pytest.mark.parametrize("num_users", [2, 3, 8])
-def test_binary_cross_entropy_never_draws_the_own_pin_of_a_batch(num_users: int) -> None:
-    loss = make_loss(kind="bce", log_q="none", negatives="in_batch")
-    pairs = pairs_of({user: [user] for user in range(num_users)})
-    assert zero_loss(loss, pairs, []) == pytest.approx(2 * math.log(2))  # softplus(0) for the positive and the negative
+@pytest.mark.parametrize("negatives", ["in_batch", "random", "mixed"])
+def test_binary_cross_entropy_draws_every_entry_of_the_pool(negatives: str) -> None:
+    loss = make_loss(kind="bce", log_q="none", negatives=negatives)
+    pairs = pairs_of({user: [user] for user in range(12)})
+    drawn: Counter[int] = Counter()
+    for _ in range(600):
+        pool, _, _ = loss._gather_pool(pairs, torch.zeros(12, 2), torch.zeros(8, 2), torch.arange(8) + 100)
+        drawn[int(pool.drawn_P[3])] += 1
+    num_pool = {"in_batch": 12, "random": 8, "mixed": 20}[negatives]
+    assert sorted(drawn) == list(range(num_pool))
+    assert max(drawn.values()) < 3 * 600 / num_pool
 
 
 def test_the_temperature_stays_above_its_bound_and_can_leave_it() -> None:

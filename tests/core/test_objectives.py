@@ -11,7 +11,7 @@ from pf_core.contracts import PipelineError
 from pf_core.hyperparameters import Objective, SamplingConfig
 from pf_core.objectives import (
     DAY_US,
-    Pairs,
+    DrawnPairs,
     TimelineBlock,
     draw_distinct,
     expected_length,
@@ -51,7 +51,7 @@ def keys(num: int, seed: int = 0) -> np.ndarray:
     return mixed(seed, np.arange(num))
 
 
-def pairs_of(config: SamplingConfig, start: int, end: int, *, num: int = 1) -> Pairs:
+def pairs_of(config: SamplingConfig, start: int, end: int, *, num: int = 1) -> DrawnPairs:
     """The pairs of the drawn timeline's sequence [start, end], drawn `num` times with different keys."""
     block = block_of(config, (DAYS, MARKS))
     return sample_pairs(block, keys(num), np.full(num, start), np.full(num, end), config)
