@@ -156,7 +156,7 @@ def paper() -> TrainConfig:
 
 
 def demo() -> TrainConfig:
-    """Useful after about five minutes on two CPU cores."""
+    """Useful after a few minutes on two CPU cores."""
     return TrainConfig(
         model=ModelConfig(
             sequence_length=64,
@@ -166,10 +166,11 @@ def demo() -> TrainConfig:
             embedding_dim=64,
             category_dim=8,
             pin_hidden_dim=256,
+            dropout=0.2,
         ),
         sampling=SamplingConfig(max_positives_per_sequence=16),
         loss=LossConfig(num_random=1024, max_in_batch=2048),
-        optimizer=OptimizerConfig(num_steps=2000, learning_rate=2e-3, warmup_steps=100),
+        optimizer=OptimizerConfig(num_steps=1000, learning_rate=2e-3, warmup_steps=100, weight_decay=0.1),
         batch_users=128,
         evaluate_every=250,
         evaluate_pins=50_000,
