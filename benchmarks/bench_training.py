@@ -1,7 +1,7 @@
 """A training step at the paper's shape on CPU: how much of the machine's matrix multiplication it turns into learning.
 
 The real trainer runs the `paper` preset (6 layers, H = 768, M = 256, D = 256, 8192 random negatives) on a synthetic
-training set, with few users a step. Model FLOPs are those of its matrix products, forward and twice that backward,
+training set, with few users a step, whose timelines are so long that nearly all sequences are full. Model FLOPs are those of its matrix products, forward and twice that backward,
 attention counted causally (half), nothing recomputed. They are compared with a large `torch.matmul` on the same
 threads, timed before and after.
 """
@@ -24,6 +24,7 @@ from pf_core.trainer import train
 START_US = 1_767_225_600_000_000
 DAY_US = 86_400_000_000
 NUM_DAYS = 120
+SEQUENCES_PER_TIMELINE = 40
 
 
 class Printer:
@@ -67,10 +68,11 @@ def write_training_set(
 
 
 def model_flops(config: TrainConfig, *, feature_dim: int, sequences: float, pairs: float) -> float:
-    """Of one step: multiply-adds count two, the backward pass twice the forward pass. Sequences are full."""
+    """Of one step: multiply-adds count two, the backward pass twice the forward pass."""
     model = config.model
     encoder = ActionEncoder(model, feature_dim=feature_dim, num_action_types=7, num_surfaces=3, time_origin_us=0)
-    hidden, tokens = model.hidden_dim, sequences * model.sequence_length
+    missing = (model.sequence_length - 1) / (2 * SEQUENCES_PER_TIMELINE)  # actions, where a timeline begins
+    hidden, tokens = model.hidden_dim, sequences * (model.sequence_length - missing)
     project = 2 * tokens * encoder.output_dim * hidden
     block = 2 * tokens * 12 * hidden**2 + 2 * tokens * model.sequence_length * hidden  # causal: half of 4 T S H
     head = 2 * pairs * (4 * hidden**2 + 4 * hidden * model.embedding_dim)
@@ -115,7 +117,11 @@ def main() -> int:
     )
     with working_directory(None) as folder:
         write_training_set(
-            folder / "set", num_users=500, num_actions=600, num_pins=2000 if quick else 50_000, feature_dim=feature_dim
+            folder / "set",
+            num_users=64,
+            num_actions=SEQUENCES_PER_TIMELINE * config.model.sequence_length,
+            num_pins=2000 if quick else 50_000,
+            feature_dim=feature_dim,
         )
         before = matmul_flops_per_s(512 if quick else 4096)
         train(config, training_set=folder / "set", run_dir=folder / "run", num_workers=1, observer=Printer())
