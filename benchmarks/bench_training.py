@@ -1,9 +1,9 @@
 """A training step at the paper's shape on CPU: how much of the machine's matrix multiplication it turns into learning.
 
 The real trainer runs the `paper` preset (6 layers, H = 768, M = 256, D = 256, 8192 random negatives) on a synthetic
-training set, with few users a step, whose timelines are so long that nearly all sequences are full. Model FLOPs are those of its matrix products, forward and twice that backward,
-attention counted causally (half), nothing recomputed. They are compared with a large `torch.matmul` on the same
-threads, timed before and after.
+training set, with few users a step, whose timelines are so long that nearly all sequences are full. Model FLOPs are
+those of its matrix products, forward and twice that backward, attention counted causally (half), nothing recomputed.
+They are compared with a large `torch.matmul` on the same threads, timed before and after.
 """
 
 import argparse
