@@ -137,7 +137,7 @@ def test_the_same_seed_gives_the_same_weights(planted: Path, tmp_path: Path) -> 
     assert not torch.equal(first["project.weight"], other["project.weight"])
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(planted: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(planted: Path, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"checkpoint_every": 7, "model": {"dropout": 0.1}}
     whole = run(planted, tmp_path / "whole", **changes)
 
