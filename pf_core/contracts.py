@@ -75,6 +75,35 @@ def pin_features_schema(pin_id: IdType, dim: int) -> pa.Schema:
     )
 
 
+def user_embeddings_schema(user_id: IdType, dim: int) -> pa.Schema:
+    """Of the snapshot, and of a day's user_embeddings before it is merged."""
+    return pa.schema(
+        [
+            pa.field("user_id", id_arrow_type(user_id)),
+            pa.field("embedding", pa.list_(pa.float16(), dim)),  # unit norm
+            pa.field("model_version", pa.string()),
+            pa.field("computed_ds", pa.date32()),
+            pa.field("last_action_ts", TIMESTAMP),
+            pa.field("num_actions", pa.int32()),  # that the embedding was computed from
+        ]
+    )
+
+
+INPUT_HASH = pa.field("input_hash", pa.int64())
+"""user_embeddings has it beside the snapshot's columns: of what the model read. Same hash, same embedding."""
+
+
+def pin_embeddings_schema(pin_id: IdType, dim: int) -> pa.Schema:
+    return pa.schema(
+        [
+            pa.field("pin_id", id_arrow_type(pin_id)),
+            pa.field("embedding", pa.list_(pa.float16(), dim)),  # unit norm
+            pa.field("model_version", pa.string()),
+            pa.field("interest", pa.string()),  # what serving shows beside the pin
+        ]
+    )
+
+
 def parse_ds(ds: str) -> date:
     """A partition's day; anything but an ISO date is a PipelineError."""
     try:

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from pf_core.contracts import PipelineError
 from pf_core.hyperparameters import TrainingConfig
+from pf_core.serving_config import ServingConfig
 from pf_core.source import LearnedVectors, Source, Strict, ds_text
 
 
@@ -55,6 +56,7 @@ class Site(Strict):
     engine: EngineConfig = EngineConfig()
     quality: QualityConfig = QualityConfig()
     training: TrainingConfig = TrainingConfig()
+    serving: ServingConfig = ServingConfig()
 
     @field_validator("start_ds", "end_ds", mode="before")
     @classmethod
@@ -82,7 +84,7 @@ class Site(Strict):
         return Path(self.source.root)
 
     def fingerprint(self) -> str:
-        return hashlib.sha256(self.model_dump_json(exclude={"engine", "training"}).encode()).hexdigest()[:16]
+        return hashlib.sha256(self.model_dump_json(exclude={"engine", "training", "serving"}).encode()).hexdigest()[:16]
 
 
 def load_site(path: Path, *, environment: Mapping[str, str]) -> Site:
