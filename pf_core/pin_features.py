@@ -1,9 +1,9 @@
 """pin_features: the content vector of every pin, its interest, and whether Homefeed may show it, as of each day.
 
-A dated catalogue is state: a day adds its pins to those of the day before, and a pin's newest row wins. An
-undated catalogue, a matrix, or vectors learned from co-engagement are whole: a day whose inputs did not change
-shares the version of an earlier one. Learned vectors exist from the day before `until` on, because no earlier
-partition may know what they know.
+A dated catalogue is state: a day adds its pins to those of the day before, and a pin's newest row wins; a day whose
+files and day before did not change is left as it is. An undated catalogue, a matrix, or vectors learned from
+co-engagement are whole: a day whose inputs did not change shares the version of an earlier one. Learned vectors exist
+from the day before `until` on, because no earlier partition may know what they know.
 """
 
 import hashlib
@@ -82,10 +82,16 @@ def _add_day(site: Site, state: DailyState, ds: str) -> Manifest:
             "If no pin was added that day, put a catalogue without rows there"
         )
     path = state.bucket_path(0)
-    if ds == site.start_ds:
+    base = None if ds == site.start_ds else _previous(site, state, ds)
+    version = None if base is None else base["versions"][0]
+    inputs = _digest([pins.model_dump(mode="json"), version, *(_look(file) for file in files)])
+    known_day = state.manifest(ds)
+    if known_day is not None and known_day["inputs"] == inputs:
+        return known_day
+    if base is None:
         added = read_catalogue(pins, files, dim=None)
-        return _publish(state, ds, create_bucket(path, added.rows), added, num_new=added.rows.num_rows)
-    base = _previous(site, state, ds)
+        dataset = create_bucket(path, added.rows)
+        return _publish(state, ds, dataset, added, num_new=added.rows.num_rows, inputs=inputs)
     added = read_catalogue(pins, files, dim=base["dim"])
     known = lance.dataset(path, version=base["versions"][0]).to_table(columns=["pin_id"])["pin_id"]
     num_known = pc.sum(pc.is_in(added.rows["pin_id"], known)).as_py() or 0
@@ -97,7 +103,7 @@ def _add_day(site: Site, state: DailyState, ds: str) -> Manifest:
         key="pin_id",
         compact_after=site.timelines.compact_after_fragments,
     )
-    return _publish(state, ds, dataset, added, num_new=added.rows.num_rows - num_known)
+    return _publish(state, ds, dataset, added, num_new=added.rows.num_rows - num_known, inputs=inputs)
 
 
 def _previous(site: Site, state: DailyState, ds: str) -> Manifest:
@@ -143,7 +149,16 @@ def _fingerprint_inputs(site: Site, ds: str) -> str:
     for file in files:
         if not file.is_file():
             raise PipelineError(f"no file at {file}: mend `pins` in the site file")
-        parts.append([str(file), file.stat().st_size, file.stat().st_mtime_ns])
+        parts.append(_look(file))
+    return _digest(parts)
+
+
+def _look(file: Path) -> list[Any]:
+    """What shows that a file changed, without reading it."""
+    return [str(file), file.stat().st_size, file.stat().st_mtime_ns]
+
+
+def _digest(parts: list[Any]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -199,7 +214,7 @@ def _publish(
     pins: Catalogue,
     *,
     num_new: int,
-    inputs: str | None = None,
+    inputs: str,
 ) -> Manifest:
     if pins.rows.num_rows == 0 and dataset.count_rows() == 0:
         raise PipelineError(_nothing_usable(ds, pins.quarantined))

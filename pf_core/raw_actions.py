@@ -104,18 +104,25 @@ def _decode(column: pa.ChunkedArray) -> tuple[list[str], np.ndarray]:
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
 
 
+def parse_user_id(site: Site, text: str) -> int | str:
+    """A user id as the logs have it, from what a person typed."""
+    if site.source.actions.user_id.type == "string":
+        return text
+    if not re.fullmatch("-?[0-9]{1,19}", text) or abs(int(text)) >= 2**63:
+        raise PipelineError(f"{text!r} is not an integer user id")
+    return int(text)
+
+
 def read_deletion_list(site: Site) -> pa.Array:
     """Ids of the users who asked to be forgotten, of the log's id type."""
-    is_int = site.source.actions.user_id.type == "int"
-    ids: set[Any] = set()
+    ids: set[int | str] = set()
     if site.deletion_list is not None:
         path = Path(site.deletion_list)
         if not path.is_file():
             raise PipelineError(f"deletion_list: no file at {path}; make an empty one if nobody asked to be forgotten")
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            text = line.strip()
-            if is_int and text and not (re.fullmatch("-?[0-9]{1,19}", text) and abs(int(text)) < 2**63):
-                raise PipelineError(f"{path}, line {number}: {text!r} is not an integer user id")
-            if text:
-                ids.add(int(text) if is_int else text)
+            try:
+                ids |= {parse_user_id(site, line.strip())} if line.strip() else set()
+            except PipelineError as error:
+                raise PipelineError(f"{path}, line {number}: {error}") from None
     return pa.array(sorted(ids), id_arrow_type(site.source.actions.user_id.type))

@@ -3,6 +3,7 @@
     <out_dir>/actions/<ds>/part-00000.parquet ...   one part per user chunk
     <out_dir>/actions/<ds>/actions.csv.gz           or one gzip member per user chunk
     <out_dir>/pins/<ds>.parquet                     the pins created on that day, the first day with all before
+    <out_dir>/forget.txt                            users who asked to be forgotten: nobody, at first
     <out_dir>/world.json                            configuration, fingerprint and finished days, written last
 
 A folder is named by the day on which its rows *arrived*. Days are made under `.writing` and renamed into
@@ -44,6 +45,7 @@ from pf_core.world.world import CHUNKS_IN_MEMORY, World
 FileFormat = Literal["csv.gz", "parquet"]
 WRITING = ".writing"
 WORLD_FILE = "world.json"
+FORGET_FILE = "forget.txt"
 GZIP_LEVEL = 1
 DAYS_AT_ONCE = 4
 
@@ -134,6 +136,7 @@ def _publish(out: Path, ds: str) -> None:
 
 
 def _finish(out: Path, config: WorldConfig, file_format: FileFormat) -> None:
+    (out / FORGET_FILE).touch()
     finished = [ds for ds in config.dates if (out / "actions" / ds).exists()]
     _write_json(out / WORLD_FILE, {**_identity(config, file_format), "days": finished})
     shutil.rmtree(out / WRITING)
