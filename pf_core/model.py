@@ -3,7 +3,8 @@
 Sequences stand in ascending order and are padded on the right: causal attention then needs no padding mask, because
 no action sees the padding after it. The paper writes them newest first; its e_1 is the output at index length - 1,
 and positions are counted from the newest action, so that padding never shifts them. Only the positions that are asked
-for go through the head.
+for go through the head; if it is only the newest one, as in serving, then of the last block, too, only that one is
+computed.
 
 What the paper leaves open: log(0) is avoided by log1p; the log of absolute time counts days from the first action of
 the training set, because the log of an epoch hardly varies; time is divided by its periods in float64, because float32
@@ -137,6 +138,17 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=self.is_causal)
         return self.out(mixed.transpose(1, 2).reshape(num_rows, num_steps, hidden))
 
+    def newest(self, x_RSH: Tensor, length_R: Tensor) -> Tensor:
+        """`forward` at the newest action, mixed_RH: one query a sequence, which sees all of it, causal or not."""
+        num_rows, num_steps, hidden = x_RSH.shape
+        of_query, of_others = self.qkv.weight.split([hidden, 2 * hidden])
+        query = F.linear(newest_of(x_RSH, length_R), of_query).view(num_rows, self.num_heads, 1, -1)
+        others = F.linear(x_RSH, of_others).view(num_rows, num_steps, 2, self.num_heads, hidden // self.num_heads)
+        key, value = others.permute(2, 0, 3, 1, 4)
+        is_real_RS = torch.arange(num_steps, device=x_RSH.device) < length_R[:, None]
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=is_real_RS[:, None, None, :])
+        return self.out(mixed.reshape(num_rows, hidden))
+
 
 class Block(nn.Module):
     """Pre-norm: U = V + MHSA(LN(V)); V = U + FFN(LN(U)) (A.2)."""
@@ -152,6 +164,17 @@ class Block(nn.Module):
     def forward(self, x_RSH: Tensor, length_R: Tensor) -> Tensor:
         x_RSH = x_RSH + self.dropout(self.attention(self.attention_norm(x_RSH), length_R))
         return x_RSH + self.dropout(self.ffn(self.ffn_norm(x_RSH)))
+
+    def newest(self, x_RSH: Tensor, length_R: Tensor) -> Tensor:
+        """`forward` at the newest action, hidden_RH: the others are looked at, but not computed."""
+        mixed_RH = self.attention.newest(self.attention_norm(x_RSH), length_R)
+        x_RH = newest_of(x_RSH, length_R) + self.dropout(mixed_RH)
+        return x_RH + self.dropout(self.ffn(self.ffn_norm(x_RH)))
+
+
+def newest_of(x_RSH: Tensor, length_R: Tensor) -> Tensor:
+    """x_RH, at each sequence's newest action."""
+    return x_RSH[torch.arange(len(length_R), device=length_R.device), length_R - 1]
 
 
 class PinnerFormer(nn.Module):
@@ -194,25 +217,41 @@ class PinnerFormer(nn.Module):
 
     def encode(self, actions: Sequences) -> Tensor:
         """The last hidden state at every position, hidden_RSH."""
+        x_RSH = self._project(actions)
+        for block in self.blocks:
+            x_RSH = block(x_RSH, actions.length_R)
+        return x_RSH
+
+    def encode_newest(self, actions: Sequences) -> Tensor:
+        """`encode` at the newest action, hidden_RH, for less: nearly all of the last block is saved."""
+        x_RSH = self._project(actions)
+        if len(self.blocks) == 0:
+            return newest_of(x_RSH, actions.length_R)
+        *others, last = self.blocks
+        assert isinstance(last, Block)
+        for block in others:
+            x_RSH = block(x_RSH, actions.length_R)
+        return last.newest(x_RSH, actions.length_R)
+
+    def _project(self, actions: Sequences) -> Tensor:
         scaled = actions._replace(feature_RSF=actions.feature_RSF * self.feature_scale)
         x_RSH = self.project(self.actions(scaled))
         if self.config.features.position:
             steps = torch.arange(x_RSH.shape[1], device=x_RSH.device)
             from_newest_RS = (actions.length_R[:, None] - 1 - steps).clamp(min=0)
             x_RSH = x_RSH + self.position(from_newest_RS)
-        for block in self.blocks:
-            x_RSH = block(x_RSH, actions.length_R)
         return x_RSH
 
     def embed_positions(self, actions: Sequences, row_Q: Tensor, position_Q: Tensor) -> Tensor:
         """Unit vectors user_QD at the chosen positions (indices in the ascending sequence)."""
-        hidden_QH = self.encode(actions)[row_Q, position_Q]
-        return F.normalize(self.head(self.head_norm(hidden_QH)).float(), dim=-1)
+        return self._head(self.encode(actions)[row_Q, position_Q])
 
     def embed_users(self, actions: Sequences) -> Tensor:
         """e_1 of every sequence: the user's embedding after the newest action."""
-        rows = torch.arange(len(actions.length_R), device=actions.length_R.device)
-        return self.embed_positions(actions, rows, actions.length_R - 1)
+        return self._head(self.encode_newest(actions))
+
+    def _head(self, hidden_QH: Tensor) -> Tensor:
+        return F.normalize(self.head(self.head_norm(hidden_QH)).float(), dim=-1)
 
     def embed_pins(self, feature_NF: Tensor) -> Tensor:
         return F.normalize(self.pins(feature_NF * self.feature_scale).float(), dim=-1)

@@ -6,6 +6,8 @@ gives, value for value. For that, an idle user's row is left alone and the windo
 Of a user with more than `max_actions` the newest are kept.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,14 +112,37 @@ def build_timelines(
         state.retain(site.timelines.retention_days, engine, progress)
 
 
-def read_bucket(site: Site, ds: str, bucket: int, columns: Sequence[str] = TIMELINE_LISTS) -> pa.Table:
-    """A bucket's timelines as of ds, window cut, users without an action left out; row order is not fixed."""
+def read_bucket(
+    site: Site,
+    ds: str,
+    bucket: int,
+    columns: Sequence[str] = TIMELINE_LISTS,
+    *,
+    user_ids: pa.Array | None = None,
+) -> pa.Table:
+    """A bucket's timelines as of ds, window cut, users without an action left out; row order is not fixed.
+
+    With `user_ids`, only those of these users.
+    """
     state = timeline_state(site)
     settings = state.require(ds)["settings"]
-    table = state.open_bucket(ds, bucket).to_table(columns=["user_id", *dict.fromkeys((*columns, "ts"))])
+    dataset, stored = state.open_bucket(ds, bucket), ["user_id", *dict.fromkeys((*columns, "ts"))]
+    if user_ids is None:
+        table = dataset.to_table(columns=stored)
+    else:
+        known = dataset.to_table(columns=["user_id"])["user_id"].combine_chunks()
+        table = _rows_of(dataset, known, user_ids, stored)
     since_us = ds_start_us(shift_ds(ds, 1 - settings["window_days"]))
     timelines = assemble(flatten(table), Bounds(since_us, settings["max_actions"]))
     return timelines.select(["user_id", *columns])
+
+
+def content_digest(manifest: Manifest) -> str:
+    """Of what a partition is made of: the same for the same logs and settings, whenever it was built."""
+    since = shift_ds(manifest["ds"], 1 - manifest["settings"]["window_days"])
+    logs = {log_ds: digest for log_ds, digest in manifest["raw_digests"].items() if log_ds >= since}
+    content = json.dumps([manifest["ds"], manifest["settings"], logs], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def _settings(site: Site) -> dict[str, Any]:
@@ -221,16 +246,20 @@ def _sound(timelines: pa.Table, task: _BucketTask) -> pa.Table:
     return timelines
 
 
-def _rows_of(dataset: lance.LanceDataset, known: pa.Array, user_ids: pa.Array) -> pa.Table:
+def _rows_of(
+    dataset: lance.LanceDataset,
+    known: pa.Array,
+    user_ids: pa.Array,
+    columns: Sequence[str] = ("user_id", *TIMELINE_LISTS),
+) -> pa.Table:
     """The stored rows of those of the users who have one."""
-    columns = ["user_id", *TIMELINE_LISTS]
     is_wanted = (
         pc.is_in(known, user_ids).to_numpy(zero_copy_only=False) if len(user_ids) else np.zeros(len(known), bool)
     )
     position = np.flatnonzero(is_wanted)
     if len(position) > len(known) * SCAN_ABOVE_SHARE:
-        return dataset.to_table(columns=columns).take(pa.array(position))
-    return dataset.take(position, columns=columns)
+        return dataset.to_table(columns=list(columns)).take(pa.array(position))
+    return dataset.take(position, columns=list(columns))
 
 
 def _read_actions(task: _BucketTask) -> tuple[pa.Table, int]:
