@@ -1,0 +1,200 @@
+"""What is published: the pointer, the releases that it names, those who read them, and what is swept away.
+
+The pointer, `current.json`, is the only truth: a folder that it does not name was never published. It names the
+current release, those before it (a rollback goes back to them at once), and those that a rollback withdrew: they stay
+until the next publication, so that a rollback can be undone, and their ids are never given again.
+
+Whoever reads a release holds a lock on it, and nothing is removed under a reader; a lock dies with its process.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pf_core.atomic import read_json, write_json
+from pf_core.contracts import PipelineError
+from pf_core.embeddings import release_root
+from pf_core.packing import command
+from pf_core.pin_index import PinIndex
+from pf_core.redis_store import RedisStore
+from pf_core.site import Site
+from pf_core.store import LmdbStore, UserStore
+
+POINTER = "current.json"
+DESCRIPTION = "release.json"
+READERS = ".readers"
+"""The file in a release's folder that its readers lock."""
+BUILDING, DROPPING = ".building-", ".dropping-"
+RELEASE_ID = re.compile(r"\d{4}-\d{2}-\d{2}\.\d+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pointer:
+    current: str | None = None
+    previous: tuple[str, ...] = ()
+    """Those before it, oldest first."""
+    withdrawn: tuple[str, ...] = ()
+
+    def names(self) -> tuple[str, ...]:
+        return (*self.published(), *self.withdrawn)
+
+    def published(self) -> tuple[str, ...]:
+        """Oldest first; the last is the current one."""
+        return (*self.previous, *([] if self.current is None else [self.current]))
+
+
+def pointer_path(site: Site) -> Path:
+    return release_root(site) / POINTER
+
+
+def read_pointer(site: Site) -> Pointer:
+    """An empty one if nothing was ever published."""
+    path = pointer_path(site)
+    if not path.exists():
+        return Pointer()
+    try:
+        content = read_json(path)
+        previous, withdrawn = tuple(content["previous"]), tuple(content["withdrawn"])
+        for name in (content["current"], *previous, *withdrawn):
+            day_and_number(name)
+    except (PipelineError, KeyError, TypeError) as error:
+        raise PipelineError(
+            f"{path} is damaged ({error}). The releases beside it are whole: remove the file, and publish again with: "
+            f"{command('release', 'DAY')}"
+        ) from error
+    return Pointer(current=content["current"], previous=previous, withdrawn=withdrawn)
+
+
+def replace_pointer(site: Site, pointer: Pointer) -> None:
+    """The publication itself. Redis follows; should that fail, the next run mends it."""
+    assert pointer.current is not None
+    write_json(pointer_path(site), asdict(pointer))
+    sync(release_root(site))
+    with opened_store(site, release_root(site) / pointer.current) as store:
+        store.announce()
+
+
+def day_and_number(release: str) -> tuple[str, int]:
+    """Releases in order: of a later day, or of the same day and published later."""
+    if not RELEASE_ID.fullmatch(release):
+        raise PipelineError(f"{release!r} is not a release such as 2026-01-31.1")
+    ds, number = release.split(".")
+    return ds, int(number)
+
+
+def release_folders(site: Site) -> list[Path]:
+    """Of complete releases, whether the pointer names them or not."""
+    return sorted(path for path in release_root(site).iterdir() if RELEASE_ID.fullmatch(path.name))
+
+
+def next_id(site: Site, pointer: Pointer, ds: str) -> str:
+    """`{ds}.{n}`; n is larger than that of any release of the day that was published, withdrawn or left unpublished."""
+    names = (*pointer.names(), *(folder.name for folder in release_folders(site)))
+    numbers = [number for day, number in map(day_and_number, names) if day == ds]
+    return f"{ds}.{max(numbers, default=0) + 1}"
+
+
+def store_of(site: Site, folder: Path, release: Mapping[str, Any]) -> UserStore:
+    """The users of the release in `folder`, by its description; nothing is opened yet."""
+    config, num_buckets, embedding_dim = site.serving.store, release["num_buckets"], release["embedding_dim"]
+    if release["store"]["kind"] == "lmdb":
+        return LmdbStore(folder / "users", num_buckets=num_buckets, embedding_dim=embedding_dim)
+    if config.kind != "redis" or config.url is None:
+        raise PipelineError(
+            f"the users of release {release['release']} are in Redis, but serving.store in the site file is "
+            f"{config.kind}: name the Redis there to reach them"
+        )
+    prefix = f"{release['store']['key_prefix']}:{site.name}"
+    return RedisStore(
+        config.url, prefix=prefix, release=release["release"], num_buckets=num_buckets, embedding_dim=embedding_dim
+    )
+
+
+@contextlib.contextmanager
+def opened_store(site: Site, folder: Path) -> Iterator[UserStore]:
+    store = store_of(site, folder, read_json(folder / DESCRIPTION))
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def fault_of(site: Site, release: str) -> str | None:
+    """Why a release could not be served, in a sentence; None if it is whole."""
+    folder = release_root(site) / release
+    if not (folder / DESCRIPTION).exists():
+        return f"release {release} is not there any more"
+    counts = read_json(folder / DESCRIPTION)["counts"]
+    try:
+        with opened_store(site, folder) as store:
+            num_users, num_pins = store.count(), len(PinIndex.open(folder / "index"))
+    except (FileNotFoundError, PipelineError) as error:
+        return f"release {release} is not whole: {error}"
+    if (num_users, num_pins) != (counts["users"], counts["pins"]):
+        return (
+            f"release {release} is not whole: it has {num_users:,} of {counts['users']:,} users, "
+            f"{num_pins:,} of {counts['pins']:,} pins"
+        )
+    return None
+
+
+def hold(folder: Path) -> int:
+    """A descriptor: until it is closed, the release in the folder is not removed. FileNotFoundError if it has been."""
+    descriptor = os.open(folder / READERS, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    if not (folder / READERS).exists():  # it was being removed
+        os.close(descriptor)
+        raise FileNotFoundError(f"no release in {folder}")
+    return descriptor
+
+
+def sweep(site: Site, kept: set[str] | None, progress: Callable[[str], None]) -> None:
+    """Remove what crashes left behind and, if `kept` is given, every release but those kept and those being read."""
+    for temporary in release_root(site).glob(f".{POINTER}.*.tmp"):
+        temporary.unlink()
+    for folder in sorted(path for path in release_root(site).iterdir() if path.is_dir()):
+        is_unfinished = folder.name.startswith((BUILDING, DROPPING))
+        is_old = kept is not None and folder.name not in kept and RELEASE_ID.fullmatch(folder.name)
+        if not (is_unfinished or is_old):
+            continue
+        try:
+            removed = folder if is_unfinished else _withdraw_from_readers(folder)
+            if removed is None:
+                progress(f"release {folder.name} is still being read; it is removed after a later publication")
+            else:
+                remove(site, removed)
+        except PipelineError as error:  # what was published is not less published for that
+            progress(f"{folder.name} could not be removed yet: {error}")
+
+
+def _withdraw_from_readers(folder: Path) -> Path | None:
+    """Rename a release so that nobody can open it any more; None if somebody has."""
+    with (folder / READERS).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        return folder.rename(folder.with_name(f"{DROPPING}{folder.name}"))
+
+
+def remove(site: Site, folder: Path) -> None:
+    """The users first, wherever they are: their place is known as long as the folder is there."""
+    if (folder / DESCRIPTION).exists():
+        with opened_store(site, folder) as store:
+            store.drop()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Make a file durable, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
