@@ -6,7 +6,8 @@ writes to it: the ranks report through Pipes, and no training step waits for a d
 first used, because that takes seconds and the asset graph is drawn without it.
 
 A model of our own format (safetensors and JSON) is a run's artifact and a registry version. `candidate` is the newest
-model whose loss fell, `champion` the one that serves; the first model ever trained is both.
+model whose loss fell, `champion` the one that serves; the first model ever trained is both. Who was champion when, and
+why, stands in tags of the registered model, so that a promotion can be undone; the alias has the last word.
 """
 
 import contextlib
@@ -18,7 +19,8 @@ import subprocess
 import time
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,12 +31,15 @@ from pf_core.site import Site
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
+    from mlflow.entities.model_registry import RegisteredModel as RegistryEntry
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 Alias = Literal["candidate", "champion"]
 
 RUN_FILE = "mlflow.json"
 """In a model's folder: the MLflow run that belongs to it, and its registry version once it has one."""
+PROMOTION_TAG = "promotion-"
+"""Tags of the registered model: promotion-0000, promotion-0001, …"""
 MAX_PARAM_CHARS = 500
 MAX_METRICS_PER_CALL = 1000
 
@@ -54,6 +59,24 @@ class RegisteredModel:
     model_version: str
     run_id: str
     path: Path
+    tags: Mapping[str, str] = field(compare=False)
+
+    @property
+    def served_version(self) -> str:
+        """Its name where vectors are kept: one that was trained anew has the same model_version and other weights."""
+        return f"{self.model_version}-{self.version}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promotion:
+    """How a version became champion; one that was undone no longer counts."""
+
+    version: int
+    because: str
+    promoted_at: str | None
+    """UTC; None if the alias was set by other means."""
+    undone_at: str | None = None
+    undone_because: str | None = None
 
 
 class Tracking:
@@ -161,7 +184,7 @@ class Tracking:
         A run's model has one registry version, however often it is registered.
         """
         client = self._client
-        if not client.search_registered_models(f"name = '{self.name}'"):
+        if self._entry() is None:
             client.create_registered_model(self.name, description="User and pin towers; see the version's run.")
         known = client.search_model_versions(f"name = '{self.name}' and tags.model_version = '{model_version}'")
         of_this_run = [found for found in known if found.run_id == run.run_id]
@@ -187,24 +210,92 @@ class Tracking:
     def candidate(self) -> RegisteredModel | None:
         return self._by_alias("candidate")
 
+    def versions(self) -> list[RegisteredModel]:
+        """All that are registered, newest first."""
+        return sorted(map(self._model_of, self._versions()), key=lambda model: -model.version)
+
+    def find_served(self, served_version: str) -> RegisteredModel | None:
+        return next((model for model in self.versions() if model.served_version == served_version), None)
+
+    def run_of(self, model: RegisteredModel) -> TrackedRun:
+        return TrackedRun(experiment_id=self._experiment_id(), run_id=model.run_id, version=model.version)
+
+    def note(self, model: RegisteredModel, *, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
+        """What was found out after training: numbers on the run, words on the run and on the registry version."""
+        self.measure(self.run_of(model), [{"step": 0, **metrics}])
+        for key, value in tags.items():
+            self._client.set_tag(model.run_id, key, value)
+            self._client.set_model_version_tag(self.name, str(model.version), key, value)
+
     def promote(self, version: int, *, because: str) -> None:
-        """Make this version the champion; the reason stays with the version."""
-        if str(version) not in {str(known.version) for known in self._versions()}:
+        """Make this version the champion; the reason stays with the version, the champion before it in the history."""
+        if version not in {known.version for known in self.versions()}:
             raise PipelineError(f"{self.name} has no version {version}; see the registered models in the MLflow UI")
+        history, champion = self.promotions(), self.champion()
         self._client.set_model_version_tag(self.name, str(version), "promoted_because", because)
-        self._client.set_registered_model_alias(self.name, "champion", str(version))
+        if champion is None or champion.version != version:
+            self._client.set_registered_model_alias(self.name, "champion", str(version))
+            self._write([*history, Promotion(version=version, because=because, promoted_at=_now())])
+
+    def undo_promotion(self, *, because: str | None = None) -> RegisteredModel:
+        """Go back to the champion before this one, and return it; called again, to the one before that."""
+        history = self.promotions()
+        known = {model.version: model for model in self.versions()}
+        standing = [number for number, one in enumerate(history) if one.undone_at is None and one.version in known]
+        if len(standing) < 2:
+            raise PipelineError(
+                f"{self.name} has no champion before the current one to go back to; `pf promote VERSION` makes any "
+                "registered version the champion"
+            )
+        before, last = standing[-2:]
+        history[last] = replace(history[last], undone_at=_now(), undone_because=because)
+        self._write(history)  # before the alias: interrupted here, the promotion stands, and can be undone
+        self._client.set_registered_model_alias(self.name, "champion", str(history[before].version))
+        return known[history[before].version]
+
+    def promotions(self) -> list[Promotion]:
+        """The history of champions, oldest first; the last one that was not undone serves.
+
+        If the alias says otherwise, because it was moved in MLflow or `promote` was interrupted, the alias is right.
+        """
+        written = sorted((key, value) for key, value in self._tags().items() if key.startswith(PROMOTION_TAG))
+        history = [Promotion(**json.loads(value)) for _, value in written]
+        standing = [one.version for one in history if one.undone_at is None]
+        champion = self.champion()
+        if champion is not None and standing[-1:] != [champion.version]:
+            because = champion.tags.get("promoted_because", "its alias was set in MLflow")
+            history.append(Promotion(version=champion.version, because=because, promoted_at=None))
+        return history
+
+    def _write(self, history: Sequence[Promotion]) -> None:
+        written = self._tags()
+        for number, promotion in enumerate(history):
+            key, value = f"{PROMOTION_TAG}{number:04d}", json.dumps(asdict(promotion))
+            if written.get(key) != value:
+                self._client.set_registered_model_tag(self.name, key, value)
+
+    def _tags(self) -> Mapping[str, str]:
+        entry = self._entry()
+        return {} if entry is None else entry.tags
 
     def _by_alias(self, alias: Alias) -> RegisteredModel | None:
-        for model in self._client.search_registered_models(f"name = '{self.name}'"):
-            if alias in model.aliases:
-                found = self._client.get_model_version(self.name, str(model.aliases[alias]))
-                return RegisteredModel(
-                    version=int(found.version),
-                    model_version=found.tags["model_version"],
-                    run_id=str(found.run_id),
-                    path=Path(urllib.parse.unquote(urllib.parse.urlparse(found.source or "").path)),
-                )
-        return None
+        entry = self._entry()
+        if entry is None or alias not in entry.aliases:
+            return None
+        return self._model_of(self._client.get_model_version(self.name, str(entry.aliases[alias])))
+
+    def _model_of(self, found: "ModelVersion") -> RegisteredModel:
+        return RegisteredModel(
+            version=int(found.version),
+            model_version=found.tags["model_version"],
+            run_id=str(found.run_id),
+            path=Path(urllib.parse.unquote(urllib.parse.urlparse(found.source or "").path)),
+            tags=found.tags,
+        )
+
+    def _entry(self) -> "RegistryEntry | None":
+        """The registered model, once there is one."""
+        return next(iter(self._client.search_registered_models(f"name = '{self.name}'")), None)
 
     def _versions(self) -> "Sequence[ModelVersion]":
         return self._client.search_model_versions(f"name = '{self.name}'")
@@ -222,6 +313,10 @@ class Tracking:
 
         self.root.mkdir(parents=True, exist_ok=True)
         return MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def run_url(run: TrackedRun, server: str) -> str:

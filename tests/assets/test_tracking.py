@@ -120,6 +120,121 @@ def test_promotion_is_explicit_and_says_why(tracking: Tracking) -> None:
         tracking.promote(7, because="a typo")
 
 
+def register(tracking: Tracking, *names: str) -> None:
+    for name in names:
+        tracking.register(*start(tracking, name), model_version=name)
+
+
+def champion_of(tracking: Tracking) -> int | None:
+    champion = tracking.champion()
+    return None if champion is None else champion.version
+
+
+def history_of(tracking: Tracking) -> list[tuple[int, str, bool]]:
+    return [(one.version, one.because, one.undone_at is not None) for one in tracking.promotions()]
+
+
+def test_promotions_are_undone_one_by_one(tracking: Tracking) -> None:
+    assert tracking.promotions() == []
+    register(tracking, "a", "b", "c")
+    tracking.promote(2, because="better")
+    tracking.promote(3, because="better still")
+    assert history_of(tracking) == [(1, "first model", False), (2, "better", False), (3, "better still", False)]
+    assert tracking.undo_promotion(because="complaints").version == 2
+    assert champion_of(tracking) == 2
+    assert tracking.undo_promotion().version == champion_of(tracking) == 1
+    assert history_of(tracking) == [(1, "first model", False), (2, "better", True), (3, "better still", True)]
+    assert [one.undone_because for one in tracking.promotions()] == [None, None, "complaints"]
+    with pytest.raises(PipelineError, match="no champion before the current one"):
+        tracking.undo_promotion()
+    tracking.promote(3, because="they were wrong")
+    assert history_of(tracking)[-1] == (3, "they were wrong", False)
+    assert tracking.undo_promotion().version == 1
+    assert all(one.promoted_at is not None for one in tracking.promotions())
+
+
+def test_promoting_the_champion_changes_its_reason_alone(tracking: Tracking) -> None:
+    register(tracking, "a", "b")
+    tracking.promote(2, because="better")
+    tracking.promote(2, because="much better")
+    assert history_of(tracking) == [(1, "first model", False), (2, "better", False)]
+    assert tracking._client.get_model_version(tracking.name, "2").tags["promoted_because"] == "much better"
+
+
+def test_an_alias_that_was_moved_in_mlflow_is_part_of_the_history(tracking: Tracking) -> None:
+    register(tracking, "a", "b", "c")
+    tracking._client.set_registered_model_alias(tracking.name, "champion", "2")
+    assert history_of(tracking) == [(1, "first model", False), (2, "its alias was set in MLflow", False)]
+    tracking.promote(3, because="better")
+    assert [one.version for one in tracking.promotions()] == [1, 2, 3]
+    assert tracking.promotions()[1].promoted_at is None
+    assert tracking.undo_promotion().version == 2
+
+
+def test_a_champion_from_before_the_history_began_can_be_gone_back_to(tracking: Tracking) -> None:
+    register(tracking, "a", "b")
+    tracking._client.delete_registered_model_tag(tracking.name, "promotion-0000")
+    assert history_of(tracking) == [(1, "first model", False)]
+    tracking.promote(2, because="better")
+    assert tracking.undo_promotion().version == 1
+
+
+@pytest.mark.parametrize("interrupted", ["set_registered_model_alias", "set_registered_model_tag"])
+def test_an_interrupted_promotion_or_undoing_can_be_repeated(
+    tracking: Tracking, monkeypatch: pytest.MonkeyPatch, interrupted: str
+) -> None:
+    register(tracking, "a", "b")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for step, expected in (
+        (lambda: tracking.promote(2, because="better"), 2),
+        (tracking.undo_promotion, 1),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(tracking._client, interrupted, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                step()
+        standing = [one.version for one in tracking.promotions() if one.undone_at is None]
+        assert standing[-1] == champion_of(tracking)
+        step()
+        assert champion_of(tracking) == expected
+
+
+def test_a_champion_that_left_the_registry_is_skipped(tracking: Tracking) -> None:
+    register(tracking, "a", "b", "c")
+    tracking.promote(2, because="better")
+    tracking.promote(3, because="better still")
+    tracking._client.delete_model_version(tracking.name, "2")
+    assert tracking.undo_promotion().version == 1
+
+
+def test_models_are_found_by_the_name_that_they_serve_under(tracking: Tracking) -> None:
+    register(tracking, "a", "b")
+    (start(tracking, "a")[1] / "mlflow.json").unlink()  # trained anew: the same model_version, another run
+    tracking.register(*start(tracking, "a"), model_version="a")
+    assert [model.served_version for model in tracking.versions()] == ["a-3", "b-2", "a-1"]
+    for model in tracking.versions():
+        assert tracking.find_served(model.served_version) == model
+        assert tracking.run_of(model) == TrackedRun(
+            experiment_id=tracking._experiment_id(), run_id=model.run_id, version=model.version
+        )
+    assert tracking.find_served("a") is None
+    assert tracking.find_served("a-2") is None
+
+
+def test_what_is_found_out_later_stays_with_the_model(tracking: Tracking) -> None:
+    register(tracking, "a")
+    model = tracking.champion()
+    assert model is not None
+    for recall in (0.1, 0.2):
+        tracking.note(model, metrics={"evaluation_recall": recall}, tags={"evaluation": f"recall {recall}"})
+    run = tracking._client.get_run(model.run_id)
+    assert run.data.metrics["evaluation_recall"] == 0.2
+    assert run.data.tags["evaluation"] == tracking.versions()[0].tags["evaluation"] == "recall 0.2"
+
+
 def test_long_parameters_are_cut(tracking: Tracking) -> None:
     run_dir = tracking.root.parent / "long"
     run_dir.mkdir()

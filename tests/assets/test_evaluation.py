@@ -1,0 +1,238 @@
+"""offline_evaluation through real Dagster runs with a real MLflow, and `pf promote`, which overrules it."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pf_assets import promotion_cli
+from pf_assets.evaluation import PromoteWhen, evaluation_checks, evaluation_dir, offline_evaluation_asset
+from pf_assets.logs import raw_actions_asset
+from pf_assets.model import pinnerformer_model_asset, training_set_asset
+from pf_assets.tracking import RegisteredModel, Tracking
+from pf_core.atomic import MANIFEST, exclusive, read_json
+from pf_core.contracts import PipelineError
+from pf_core.site import Site
+from tests.judging import CUT, LAST, NUM_PINS, make_judged_site, write_model
+
+
+@pytest.fixture(scope="module")
+def blank(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """The site with its MLflow tables, which take seconds to make."""
+    site = make_judged_site(tmp_path_factory.mktemp("site"))
+    assert Tracking(site).candidate() is None
+    return site
+
+
+@pytest.fixture
+def site(blank: Site, tmp_path: Path) -> Site:
+    shutil.copytree(blank.data_dir, tmp_path / "data")
+    return blank.model_copy(update={"data_dir": str(tmp_path / "data")})
+
+
+@pytest.fixture(scope="module")
+def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("dagster"))) as instance:
+        yield instance
+
+
+def register(site: Site, name: str, *, is_good: bool) -> RegisteredModel:
+    tracking, run_dir = Tracking(site), site.directory / "pinnerformer_model" / name
+    write_model(run_dir / "model", is_good=is_good)
+    run = tracking.start(run_dir, name=name, params={}, tags={})
+    tracking.keep(run, [run_dir / "model"])
+    tracking.register(run, run_dir, model_version=name)
+    candidate = tracking.candidate()
+    assert candidate is not None
+    return candidate
+
+
+def evaluate(
+    site: Site, instance: dg.DagsterInstance, promote: PromoteWhen = PromoteWhen.auto
+) -> dg.ExecuteInProcessResult:
+    assets = [raw_actions_asset(site), training_set_asset(site), pinnerformer_model_asset(site)]
+    return dg.materialize(
+        [*assets, offline_evaluation_asset(site), *evaluation_checks(site)],
+        selection=dg.AssetSelection.assets("offline_evaluation"),
+        instance=instance,
+        run_config={"ops": {"offline_evaluation": {"config": {"promote": promote.value}}}},
+        raise_on_error=False,
+    )
+
+
+def verdict(result: dg.ExecuteInProcessResult) -> tuple[bool, str]:
+    assert result.success
+    (check,) = result.get_asset_check_evaluations()
+    assert check.check_name == "candidate_was_promoted"
+    assert check.severity == dg.AssetCheckSeverity.WARN
+    assert not check.blocking
+    return check.passed, check.description or ""
+
+
+def champion_of(site: Site) -> str:
+    champion = Tracking(site).champion()
+    assert champion is not None
+    return champion.served_version
+
+
+def failure_of(result: dg.ExecuteInProcessResult) -> str:
+    data = result.failure_data_for_node("offline_evaluation")
+    assert data is not None
+    assert data.error is not None
+    return data.error.to_string()
+
+
+def test_a_better_candidate_becomes_champion(site: Site, instance: dg.DagsterInstance) -> None:
+    register(site, "bad", is_good=False)
+    good = register(site, "good", is_good=True)
+    result = evaluate(site, instance)
+    passed, reason = verdict(result)
+    assert passed
+    assert "against the champion's" in reason
+    assert champion_of(site) == "good-2"
+    assert Tracking(site).promotions()[-1].because == reason
+
+    manifest = read_json(evaluation_dir(site) / MANIFEST)
+    assert (manifest["candidate"], manifest["champion"], manifest["candidate_is_champion"]) == ("good-2", "bad-1", True)
+    assert (manifest["cut_ds"], manifest["last_ds"]) == (CUT, LAST)
+    assert manifest["decision"] == {"promote": True, "reason": reason, "asked_for": "auto"}
+    assert set(manifest["models"]) == {"good-2", "bad-1"}
+    assert len(manifest["baselines"]) == 4
+
+    ours = manifest["models"]["good-2"]
+    run = Tracking(site)._client.get_run(good.run_id)
+    assert run.data.metrics == {
+        "evaluation_recall_at_10": ours["recall_at_10"],
+        "evaluation_recall_at_10_low": ours["recall_interval"][0],
+        "evaluation_recall_at_10_high": ours["recall_interval"][1],
+        "evaluation_p90_coverage_at_10": ours["p90_coverage_at_10"],
+    }
+    tags = Tracking(site).versions()[0].tags
+    assert tags["evaluation_decision"] == run.data.tags["evaluation_decision"] == f"promoted: {reason}"
+    assert tags["evaluation_recall_at_10"] == f"{ours['recall_at_10']:.4f}"
+
+    shown = result.asset_materializations_for_node("offline_evaluation")[0].metadata
+    assert shown["decision"].value == f"promoted: {reason}"
+    assert shown["recall_at_10"].value == ours["recall_at_10"]
+    assert shown["index_pins"].value == NUM_PINS
+    assert f"/runs/{good.run_id}" in shown["mlflow_candidate"].value
+    assert "/runs/" in shown["mlflow_champion"].value
+    rows = [record.data for record in shown["judged"].value.records]
+    assert [row["who"] for row in rows[:2]] == ["good-2 (candidate)", "bad-1 (champion)"]
+    assert len(rows) == 6
+    low, high = ours["recall_interval"]
+    assert rows[0]["95 % interval"] == f"{low:.4f} to {high:.4f}"
+    assert any("held-out users" in entry.user_message for entry in instance.all_logs(result.run_id))
+
+
+def test_a_worse_candidate_waits_for_a_person(site: Site, instance: dg.DagsterInstance) -> None:
+    register(site, "good", is_good=True)
+    bad = register(site, "bad", is_good=False)
+    passed, reason = verdict(evaluate(site, instance))
+    assert not passed
+    assert reason.startswith("recall@10")
+    assert champion_of(site) == "good-1"
+    assert Tracking(site)._client.get_run(bad.run_id).data.tags["evaluation_decision"] == f"not promoted: {reason}"
+    passed, forced = verdict(evaluate(site, instance, PromoteWhen.always))
+    assert passed
+    assert forced == f"promote: always was asked for (the rule finds: {reason})"
+    assert champion_of(site) == "bad-2"
+
+
+def test_never_means_never_and_an_undone_promotion_stays_undone(site: Site, instance: dg.DagsterInstance) -> None:
+    register(site, "bad", is_good=False)
+    register(site, "good", is_good=True)
+    passed, reason = verdict(evaluate(site, instance, PromoteWhen.never))
+    assert not passed
+    assert reason.startswith("promote: never was asked for (the rule finds: recall@10")
+    assert champion_of(site) == "bad-1"
+    assert verdict(evaluate(site, instance))[0]
+    Tracking(site).undo_promotion(because="complaints")
+    passed, reason = verdict(evaluate(site, instance))
+    assert not passed
+    assert reason.startswith("its promotion was undone at ")
+    assert champion_of(site) == "bad-1"
+
+
+def test_the_champion_alone(site: Site, instance: dg.DagsterInstance) -> None:
+    register(site, "good", is_good=True)
+    for wish in (PromoteWhen.never, PromoteWhen.always):
+        result = evaluate(site, instance, wish)
+        assert verdict(result) == (True, "good-1 is the champion already")
+    shown = result.asset_materializations_for_node("offline_evaluation")[0].metadata
+    assert shown["judged"].value.records[0].data["who"] == "good-1 (candidate and champion)"
+    assert len(Tracking(site).promotions()) == 1
+
+
+def test_without_a_champion_the_candidate_becomes_it(site: Site, instance: dg.DagsterInstance) -> None:
+    register(site, "good", is_good=True)
+    Tracking(site)._client.delete_registered_model_alias(Tracking(site).name, "champion")
+    result = evaluate(site, instance)
+    assert verdict(result) == (True, "there is no champion yet")
+    assert champion_of(site) == "good-1"
+
+
+def test_what_cannot_be_judged_is_told_in_a_sentence(site: Site, instance: dg.DagsterInstance) -> None:
+    assert "no model is registered yet. Train one: dagster asset materialize" in failure_of(evaluate(site, instance))
+    register(site, "good", is_good=True)
+    with exclusive(site.directory / "training_set", "training_set"):
+        assert "another run is writing training_set" in failure_of(evaluate(site, instance))
+    shutil.rmtree(site.directory / "raw_actions" / LAST)
+    assert f"ends with {CUT}, and raw_actions has no day after it" in failure_of(evaluate(site, instance))
+    assert not (evaluation_dir(site) / MANIFEST).exists()
+
+
+def test_the_check_without_an_evaluation(site: Site, instance: dg.DagsterInstance) -> None:
+    (check,) = evaluation_checks(site)
+    result = dg.materialize(
+        [offline_evaluation_asset(site), check],
+        selection=dg.AssetSelection.checks_for_assets("offline_evaluation"),
+        instance=instance,
+    )
+    assert verdict(result) == (False, "nothing was judged yet")
+
+
+# pf promote
+
+
+@pytest.fixture
+def app(site: Site, monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
+    monkeypatch.setattr(promotion_cli, "current_site", lambda: site)
+    app = typer.Typer()
+    app.command()(promotion_cli.promote)
+    return app
+
+
+def told(app: typer.Typer, *arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments))
+    if isinstance(result.exception, PipelineError):
+        return f"error: {result.exception}"
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_person_promotes_and_takes_it_back(app: typer.Typer, site: Site, instance: dg.DagsterInstance) -> None:
+    assert told(app).startswith("error: no model is registered yet")
+    register(site, "good", is_good=True)
+    register(site, "bad", is_good=False)
+    verdict(evaluate(site, instance))
+    assert told(app, "2").startswith("error: say why")
+    assert "the champion is version 2, model bad-2" in told(app, "2", "--because", "for a test")
+    assert champion_of(site) == "bad-2"
+    assert told(app, "2", "--undo").startswith("error: promote version 2, or --undo")
+    assert told(app, "7", "--because", "a typo").startswith("error: pinnerformer-small has no version 7")
+    assert "the champion is version 1, model good-1" in told(app, "--undo", "--because", "it was a test")
+    assert champion_of(site) == "good-1"
+    lines = told(app).splitlines()
+    recall = Tracking(site).versions()[0].tags["evaluation_recall_at_10"]
+    assert lines[0].split()[:6] == ["version", "2", "bad-2", "candidate", "recall@10", recall]
+    assert lines[1].startswith("  not promoted: recall@10")
+    assert lines[2].split()[:6] == ["version", "1", "good-1", "champion", "recall@10", "-"]
+    assert lines[3] == "champions, newest first"
+    assert "version 2: for a test (undone " in lines[4]
+    assert lines[4].endswith(": it was a test)")
+    assert lines[5].endswith("version 1: first model")
