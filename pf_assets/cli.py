@@ -1,26 +1,45 @@
-"""`pf`: the demo, the development servers, and a look at how a site file reads your logs."""
+"""`pf`: the demo, the development servers, and a look at how a site file reads your logs.
 
-import json
+The commands of whoever runs a site are in `operations` and `promotion_cli`.
+"""
+
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 from pf_assets.model_plan import current_model, plan_model
+from pf_assets.operations import (
+    export,
+    fail,
+    forget,
+    materialize,
+    recommend,
+    releases,
+    repair,
+    rollback,
+    show_recommendations,
+    similar,
+    status,
+)
+from pf_assets.promotion_cli import promote
+from pf_assets.schedules import DAILY_ASSETS, KEEP_MODEL, morning_days
 from pf_assets.settings import DEMO_SITE, REPOSITORY, current_site, mlflow_server
 from pf_assets.tracking import TrackedRun, Tracking, run_url
 from pf_core.atomic import MANIFEST, read_json
-from pf_core.contracts import PipelineError, ds_range
+from pf_core.contracts import PipelineError, ds_range, shift_ds
 from pf_core.mapping import ActionMapper
 from pf_core.pin_features import pin_state
 from pf_core.raw_actions import read_manifest
 from pf_core.reading import find_files, read_file
+from pf_core.release import list_releases
 from pf_core.site import Site, load_site
+from pf_core.snapshot import read_snapshot
 from pf_core.timelines import timeline_state
 from pf_core.world import config as world_config
 from pf_core.world.logs import FileFormat, write_logs
@@ -28,7 +47,8 @@ from pf_core.world.logs import FileFormat, write_logs
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 CHECKED_ROWS = 100_000
-QUIET = {"loggers": {"console": {"config": {"log_level": "INFO"}}}}
+SERVED_DAYS = 4
+"""Of the demo: so many days are embedded and released."""
 
 
 def main() -> None:
@@ -36,12 +56,11 @@ def main() -> None:
     try:
         app()
     except PipelineError as error:
-        _fail(str(error))
+        fail(str(error))
 
 
-def _fail(message: str) -> NoReturn:
-    typer.secho(f"error: {message}", fg="red", err=True)
-    raise SystemExit(1)
+for command in (recommend, similar, status, releases, rollback, forget, repair, export, promote):
+    app.command()(command)
 
 
 @app.command()
@@ -53,11 +72,28 @@ def demo() -> None:
     _write_world(world_config.demo(), site.log_root, "csv.gz")
     typer.secho("2. The asset graph", bold=True)
     for assets, days in _missing_days(site).items():
-        _materialize(assets, days)
+        materialize(assets, days)
     missing = _missing_model(site)
     if missing:
-        _materialize(",".join(missing))
+        materialize(",".join(missing))
+    if missing or not (site.directory / "offline_evaluation" / MANIFEST).exists():
+        materialize("offline_evaluation")
+    _serve(site)
     _summarize(site, time.monotonic() - started)
+    show_recommendations(site, _an_active_user(site), k=10, recent=10)
+    typer.echo(
+        "Next: `make dev` shows all of it on http://localhost:3000; `pf recommend USER`, `pf releases`, `pf status`"
+    )
+
+
+def _serve(site: Site) -> None:
+    """Embed and release the newest days: first a range, then the newest day as the schedule's morning run does."""
+    assert site.end_ds is not None
+    if any(manifest["ds"] == site.end_ds for manifest in list_releases(site)):
+        return
+    serving = ",".join(DAILY_ASSETS[DAILY_ASSETS.index("user_embeddings") :])
+    materialize(serving, ds_range(shift_ds(site.end_ds, 1 - SERVED_DAYS), shift_ds(site.end_ds, -1)))
+    materialize(",".join(DAILY_ASSETS), morning_days(site, site.end_ds), config=KEEP_MODEL)
 
 
 def _missing_days(site: Site) -> dict[str, list[str]]:
@@ -87,21 +123,6 @@ def _missing_model(site: Site) -> list[str]:
     return [] if is_registered and is_wanted else ["pinnerformer_model"]
 
 
-def _materialize(assets: str, days: list[str] | None = None) -> None:
-    command = [sys.executable, "-m", "dagster", "asset", "materialize", "--select", assets]
-    command += [] if days is None else ["--partition-range", f"{days[0]}...{days[-1]}"]
-    command += ["-m", "pf_assets.definitions"]
-    typer.echo(assets if days is None else f"{assets}: {days[0]} to {days[-1]}")
-    run = subprocess.run(
-        [*command, "--config-json", json.dumps(QUIET)],
-        cwd=REPOSITORY,
-        env={**os.environ, "DAGSTER_HOME": str(DEMO_SITE.parent)},
-        check=False,
-    )
-    if run.returncode:
-        _fail(f"the run failed; its log is above, and in the UI (make dev). The command was: {' '.join(command)}")
-
-
 def _summarize(site: Site, seconds: float) -> None:
     assert site.end_ds is not None
     days = ds_range(site.start_ds, site.end_ds)
@@ -124,8 +145,15 @@ def _summarize(site: Site, seconds: float) -> None:
         f"held-out users after {result['num_steps']:,} steps in {result['seconds'] / 60:.1f} min\n"
         f"                      {run_url(TrackedRun(**model['mlflow']), mlflow_server())}\n"
         f"  in                  {site.directory}\n"
-        f"Next: `make dev` shows all of it on http://localhost:3000"
     )
+
+
+def _an_active_user(site: Site) -> str:
+    """One of the users embedded last, with a timeline long enough to look at."""
+    assert site.end_ds is not None
+    rows = read_snapshot(site, site.end_ds, 0, ["user_id", "computed_ds", "num_actions"]).to_pylist()
+    rows = [row for row in rows if row["computed_ds"].isoformat() == site.end_ds]
+    return str(max(rows, key=lambda row: (min(row["num_actions"], 40), row["user_id"]))["user_id"])
 
 
 @app.command()
@@ -193,7 +221,7 @@ def world(
         case "large":
             config = world_config.large(num_users=num_users, num_days=num_days, seed=seed)
         case _:
-            _fail(f"no preset {preset!r}: choose tiny, demo or large")
+            fail(f"no preset {preset!r}: choose tiny, demo or large")
     _write_world(config, out, file_format)
 
 
@@ -201,7 +229,7 @@ def _write_world(config: world_config.WorldConfig, out: Path, file_format: FileF
     try:
         write_logs(config, out, file_format=file_format, workers=os.cpu_count() or 1, progress=typer.echo)
     except ValueError as error:  # the folder holds another world
-        _fail(str(error))
+        fail(str(error))
 
 
 @app.command()
@@ -215,7 +243,7 @@ def check(
     source = site.source.actions
     files = find_files(source, site.log_root, (ds or site.start_ds) if source.is_dated else None)
     if not files:
-        _fail(f"no file matches {site.log_root / source.path} for {ds or site.start_ds}")
+        fail(f"no file matches {site.log_root / source.path} for {ds or site.start_ds}")
     mapper = ActionMapper(source)
     num_read = num_kept = num_skipped = 0
     reasons: dict[str, list[int]] = {}

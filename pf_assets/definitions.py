@@ -1,11 +1,15 @@
-"""The pipeline, in order: raw logs to user timelines to a trained model, for the site that PF_SITE names."""
+"""The pipeline, in order: raw logs to timelines, a model, daily embeddings and a release, for the site of PF_SITE."""
 
 import warnings
 
 import dagster as dg
 
+from pf_assets.embeddings import embedding_checks, user_embedding_snapshot_asset, user_embeddings_asset
+from pf_assets.evaluation import evaluation_checks, offline_evaluation_asset
 from pf_assets.logs import log_checks, pin_features_asset, raw_actions_asset
 from pf_assets.model import model_checks, pinnerformer_model_asset, training_set_asset
+from pf_assets.schedules import failure_sensor, schedules
+from pf_assets.serving import pin_embeddings_asset, pin_index_asset, release_asset, serving_checks
 from pf_assets.settings import current_site
 from pf_assets.timelines import timeline_checks, user_timelines_asset
 from pf_core.site import Site
@@ -32,8 +36,19 @@ def _pipeline(site: Site) -> dg.Definitions:
             user_timelines_asset(site),
             training_set_asset(site),
             pinnerformer_model_asset(site),
+            offline_evaluation_asset(site),
+            user_embeddings_asset(site),
+            user_embedding_snapshot_asset(site),
+            pin_embeddings_asset(site),
+            pin_index_asset(site),
+            release_asset(site),
         ],
-        asset_checks=[*log_checks(site), *timeline_checks(site), *model_checks(site)],
+        asset_checks=[
+            *(*log_checks(site), *timeline_checks(site), *model_checks(site), *evaluation_checks(site)),
+            *(*embedding_checks(site), *serving_checks(site)),
+        ],
+        schedules=schedules(site),
+        sensors=[failure_sensor(site)],
         # The heavy work of a step runs in processes of its own: one more for each step only costs its start.
         executor=dg.in_process_executor,
     )

@@ -6,11 +6,11 @@ import dagster as dg
 
 from pf_assets.metadata import column_schema, describe_pin_features, describe_raw_actions, record_days
 from pf_assets.settings import ENGINE_POOL, daily_partitions, days_to_check, start_engine
+from pf_assets.verdicts import verdict_result
 from pf_core.contracts import raw_actions_schema
 from pf_core.ingest import ingest_days
 from pf_core.pin_features import build_pin_features, pin_state
 from pf_core.quality import (
-    Verdict,
     judge_coverage,
     judge_late_rows,
     judge_quarantine,
@@ -92,13 +92,13 @@ def log_checks(site: Site) -> list[dg.AssetChecksDefinition]:
     def quarantined_share_is_normal(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         """Too many unusable rows mean a broken log or mapping, not a few broken rows."""
         days = days_to_check(context, ingested_days(site))
-        return _result(context, [judge_quarantine(require_manifest(site, ds), site.quality) for ds in days])
+        return verdict_result(context, [judge_quarantine(require_manifest(site, ds), site.quality) for ds in days])
 
     @dg.asset_check(asset="raw_actions", blocking=True)
     def volume_is_normal(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         """A day far below or above the days before it is incomplete or doubled."""
         days = days_to_check(context, ingested_days(site))
-        return _result(
+        return verdict_result(
             context,
             [judge_volume(require_manifest(site, ds), trailing_manifests(site, ds), site.quality) for ds in days],
         )
@@ -108,31 +108,12 @@ def log_checks(site: Site) -> list[dg.AssetChecksDefinition]:
         """A late row waits in its file until the day on which it happened is re-run."""
         days = days_to_check(context, ingested_days(site))
         verdicts = [judge_late_rows(site, require_manifest(site, ds)) for ds in days]
-        return _result(context, verdicts, severity=dg.AssetCheckSeverity.WARN)
+        return verdict_result(context, verdicts, severity=dg.AssetCheckSeverity.WARN)
 
     @dg.asset_check(asset="pin_features", additional_deps=["raw_actions"])
     def actions_have_pin_features(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         """An action without a pin feature is invisible to the model."""
         days = days_to_check(context, pin_state(site).days())
-        return _result(context, [judge_coverage(site, ds) for ds in days], severity=dg.AssetCheckSeverity.WARN)
+        return verdict_result(context, [judge_coverage(site, ds) for ds in days], severity=dg.AssetCheckSeverity.WARN)
 
     return [quarantined_share_is_normal, volume_is_normal, late_rows_are_received, actions_have_pin_features]
-
-
-def _result(
-    context: dg.AssetCheckExecutionContext,
-    verdicts: list[Verdict],
-    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR,
-) -> dg.AssetCheckResult:
-    failed = [verdict for verdict in verdicts if not verdict.passed]
-    shown = failed or verdicts
-    log = context.log.error if severity == dg.AssetCheckSeverity.ERROR else context.log.warning
-    for verdict in failed:
-        log(f"{verdict.ds}: {verdict.reason}")
-    rows = [dg.TableRecord({"ds": v.ds, "passed": v.passed, "reason": v.reason}) for v in verdicts]
-    return dg.AssetCheckResult(
-        passed=not failed,
-        severity=severity,
-        description="; ".join(f"{verdict.ds}: {verdict.reason}" for verdict in shown[:5]),
-        metadata={"days": dg.MetadataValue.table(rows)},
-    )

@@ -41,7 +41,7 @@ def describe_raw_actions(site: Site, manifest: Mapping[str, Any]) -> Metadata:
         "users": counts["users"],
         "positive_actions": counts["positive"],
         "rows_read": counts["read"],
-        "accounting": _table(
+        "accounting": table(
             [
                 {"rows": "read from the day's files", "count": counts["read"]},
                 {"rows": "+ received from other days' files", "count": counts["received"]},
@@ -56,7 +56,7 @@ def describe_raw_actions(site: Site, manifest: Mapping[str, Any]) -> Metadata:
         "actions_by_type": _shares("action_type", manifest["by_type"]),
         "actions_by_surface": _shares("surface", manifest["by_surface"]),
         "quarantine": _shares("reason", manifest["quarantined_by_reason"]),
-        "quarantine_sample": _table(_sample(site, raw_actions.read_quarantine(site, ds))),
+        "quarantine_sample": table(_sample(site, raw_actions.read_quarantine(site, ds))),
         "rows_outside_site_days": manifest["outside_site_days"],
         "bytes": num_bytes,
         "seconds": manifest["seconds"],
@@ -88,7 +88,7 @@ def describe_user_timelines(site: Site, manifest: Mapping[str, Any], seconds: fl
     counts, ds = manifest["counts"], manifest["ds"]
     lengths = [sum(bucket["lengths"][index] for bucket in manifest["buckets"]) for index in range(len(LENGTH_BINS))]
     root = timeline_state(site).root
-    picture = root / "plots" / f"{ds}.png"
+    file = root / "plots" / f"{ds}.png"
     return {
         "users": counts["users"],
         "actions": counts["actions"],
@@ -96,9 +96,9 @@ def describe_user_timelines(site: Site, manifest: Mapping[str, Any], seconds: fl
         "new_users": counts["new_users"],
         "forgotten_users": counts["forgotten_users"],
         "built_from": manifest["built_from"],
-        "timeline_lengths": _picture(_plot_lengths(lengths, ds), picture),
-        "timeline_lengths_png": dg.MetadataValue.path(picture),
-        "buckets": _table(
+        "timeline_lengths": picture(_plot_lengths(lengths, ds), file),
+        "timeline_lengths_png": dg.MetadataValue.path(file),
+        "buckets": table(
             [
                 {key: bucket[key] for key in ("bucket", "users", "actions", "active_users", "version", "fragments")}
                 for bucket in manifest["buckets"]
@@ -127,8 +127,8 @@ def describe_training_set(path: Path, manifest: Mapping[str, Any]) -> Metadata:
         "held_out_users": counts["held_out"]["users"],
         "pins": counts["pins"],
         "candidates": counts["candidates"],
-        "splits": _table(splits),
-        "left_out": _table([{"what": what, "count": count} for what, count in left_out.items()]),
+        "splits": table(splits),
+        "left_out": table([{"what": what, "count": count} for what, count in left_out.items()]),
         "vocabularies": dg.MetadataValue.json(manifest["vocabularies"]),
         "inputs": dg.MetadataValue.json(manifest["inputs"]),
         "path": dg.MetadataValue.path(path),
@@ -140,7 +140,7 @@ def describe_model(
     run_dir: Path, manifest: Mapping[str, Any], history: Sequence[Mapping[str, float]], mlflow_url: str
 ) -> Metadata:
     result, metrics = manifest["result"], manifest["result"]["metrics"]
-    picture = run_dir / "training.png"
+    file = run_dir / "training.png"
     return {
         "model_version": manifest["model_version"],
         "registry_version": manifest["mlflow"]["version"] or "not registered",
@@ -155,9 +155,9 @@ def describe_model(
         "recall_at_10": _number(metrics["recall_at_10"]),
         "examples_per_s": _mean(history, "examples_per_s"),
         "data_wait_share": _mean(history, "data_wait_share"),
-        "training": _picture(plot_training(history), picture),
-        "training_png": dg.MetadataValue.path(picture),
-        "measurements": _table(_sparse(history)),
+        "training": picture(plot_training(history), file),
+        "training_png": dg.MetadataValue.path(file),
+        "measurements": table(_sparse(history)),
         "config": dg.MetadataValue.json(manifest["config"]),
         "mlflow_run": dg.MetadataValue.url(mlflow_url),
         "path": dg.MetadataValue.path(run_dir / "model"),
@@ -206,10 +206,10 @@ def _sample(site: Site, quarantine: Any) -> list[Metadata]:
 def _shares(name: str, counts: Mapping[str, int]) -> dg.MetadataValue:
     total = sum(counts.values())
     largest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_SAMPLE_ROWS]
-    return _table([{name: key, "count": count, "share": f"{count / total:.2%}"} for key, count in largest])
+    return table([{name: key, "count": count, "share": f"{count / total:.2%}"} for key, count in largest])
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> dg.MetadataValue:
+def table(rows: Sequence[Mapping[str, Any]]) -> dg.MetadataValue:
     if not rows:
         return dg.MetadataValue.text("none")
     return dg.MetadataValue.table([dg.TableRecord({k: _plain(v) for k, v in row.items()}) for row in rows])
@@ -248,7 +248,7 @@ def plot_training(history: Sequence[Mapping[str, float]]) -> Figure:
     return figure
 
 
-def _picture(figure: Figure, path: Path) -> dg.MetadataValue:
+def picture(figure: Figure, path: Path) -> dg.MetadataValue:
     """The figure inline; it is kept as a file, too, because the page shows Markdown only behind a link."""
     encoded = base64.b64encode(save_figure(figure, path)).decode()
     return dg.MetadataValue.md(f"![{path.stem}](data:image/png;base64,{encoded})")

@@ -11,26 +11,30 @@ import pytest
 REPOSITORY = Path(__file__).parents[1]
 
 STAGES = [
-    *("contracts", "atomic", "source", "hyperparameters", "site", "reading", "mapping", "engine", "quarantine"),
-    *(
-        "raw_actions",
-        "ingest",
-        "coengagement",
-        "catalogue",
-        "state",
-        "pin_features",
-        "assembly",
-        "timelines",
-        "audit",
-        "quality",
-    ),
-    *("packing", "training_set", "objectives", "model", "batches", "ranks", "sketch", "loss"),
-    *("recall", "validation", "checkpoint", "trainer", "evaluation"),
+    *("contracts", "atomic", "source", "hyperparameters", "serving_config", "site", "reading", "mapping", "engine"),
+    *("quarantine", "raw_actions", "ingest", "coengagement", "catalogue", "state", "pin_features", "assembly"),
+    *("timelines", "audit", "quality", "packing", "training_set", "objectives", "model", "batches", "ranks", "sketch"),
+    *("loss", "recall", "validation", "checkpoint", "trainer", "evaluation", "diversity", "promotion"),
+    *("embeddings", "inference", "user_embeddings", "snapshot", "pin_embeddings", "pin_index", "index_build"),
+    *("store", "redis_store", "pointer", "release", "serving", "repair", "status", "serving_checks", "export"),
 ]
 """pf_core in reading order: a module imports only modules before it. `world` stands apart: it is another site."""
 
 ALLOWED = {
-    "pf_core": {"duckdb", "lance", "numpy", "pyarrow", "pydantic", "safetensors", "scipy", "torch", "yaml"},
+    "pf_core": {
+        "duckdb",
+        "hnswlib",
+        "lance",
+        "lmdb",
+        "numpy",
+        "pyarrow",
+        "pydantic",
+        "redis",
+        "safetensors",
+        "scipy",
+        "torch",
+        "yaml",
+    },
     "pf_core/world": {"numpy", "pyarrow"},
     "pf_assets": {"dagster", "dagster_pipes", "matplotlib", "mlflow", "typer"},
 }

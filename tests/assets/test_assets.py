@@ -235,6 +235,15 @@ def test_the_asset_graph(site: Site) -> None:
         "user_timelines": ("timelines", ["raw_actions", "user_timelines"]),
         "training_set": ("model", ["pin_features", "user_timelines"]),
         "pinnerformer_model": ("model", ["training_set"]),
+        "offline_evaluation": ("model", ["pinnerformer_model", "raw_actions", "training_set"]),
+        "user_embeddings": (
+            "serving",
+            ["pin_features", "pinnerformer_model", "raw_actions", "user_embeddings", "user_timelines"],
+        ),
+        "user_embedding_snapshot": ("serving", ["user_embedding_snapshot", "user_embeddings"]),
+        "pin_embeddings": ("serving", ["pin_features", "user_embeddings"]),
+        "pin_index": ("serving", ["pin_embeddings", "user_embedding_snapshot"]),
+        "release": ("serving", ["pin_index", "user_embedding_snapshot"]),
     }
     assert {key.to_user_string() for key in graph.asset_check_keys} == {
         "raw_actions:quarantined_share_is_normal",
@@ -245,6 +254,15 @@ def test_the_asset_graph(site: Site) -> None:
         "training_set:held_out_users_are_disjoint",
         "training_set:nothing_is_later_than_the_cut",
         "pinnerformer_model:loss_fell_and_is_finite",
+        "offline_evaluation:candidate_was_promoted",
+        "user_embeddings:user_embeddings_are_unit_norm",
+        "user_embeddings:active_users_are_embedded",
+        "user_embedding_snapshot:no_user_is_lost",
+        "user_embedding_snapshot:snapshot_has_one_model",
+        "user_embedding_snapshot:drift_is_normal",
+        "pin_embeddings:candidates_are_embedded",
+        "pin_index:index_finds_the_nearest_pins",
+        "release:store_holds_the_snapshot",
     }
     partitions = {node.partitions_def for node in graph.asset_nodes if node.group_name != "model"}
     assert {node.partitions_def for node in graph.asset_nodes} - partitions == {None}
