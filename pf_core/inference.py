@@ -17,7 +17,7 @@ import hashlib
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from pf_core.atomic import exclusive
 from pf_core.batches import collate_sequences
 from pf_core.checkpoint import load_model
 from pf_core.model import PinnerFormer, Sequences
-from pf_core.packing import NpyFile, find_pins, write_pins
+from pf_core.packing import NpyFile, encode_words, find_pins, write_pins
 from pf_core.pin_features import pin_state
 from pf_core.site import Site
 from pf_core.state import Manifest
@@ -93,7 +93,7 @@ def pack_pins(site: Site, pins: Manifest, progress: Callable[[str], None]) -> Pa
             progress(f"packing the features of {pins['counts']['pins']:,} pins, pin_features {pins['ds']}")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
-            write_pins(site, pins, partial / "pins", temp_dir=partial / "sort")
+            write_pins(site, pins, partial / "pins")
             _hash_features(partial / "pins")
             os.replace(partial / "pins", path)
             shutil.rmtree(partial)
@@ -153,8 +153,8 @@ def cut_sequences(timelines: pa.Table, pins: PackedPins, description: dict[str, 
     column = {name: pc.list_flatten(timelines[name]) for name in timelines.column_names if name != "user_id"}
     user = np.repeat(np.arange(timelines.num_rows), pc.list_value_length(timelines["ts"]).to_numpy())
     pin = find_pins(pins.ids, column["pin_id"].combine_chunks())
-    action_type = _encode(column["action_type"], description["action_types"])
-    surface = _encode(column["surface"], description["surfaces"])
+    action_type = encode_words(column["action_type"], description["action_types"])
+    surface = encode_words(column["surface"], description["surfaces"])
     is_known = (action_type >= 0) & (surface >= 0)
     usable = np.flatnonzero(is_known & (pin >= 0))
     num_usable = np.bincount(user[usable], minlength=timelines.num_rows)
@@ -177,13 +177,6 @@ def cut_sequences(timelines: pa.Table, pins: PackedPins, description: dict[str, 
         num_no_feature=int((pin < 0).sum()),
         num_unknown_word=int((~is_known & (pin >= 0)).sum()),
     )
-
-
-def _encode(words: pa.ChunkedArray, vocabulary: Sequence[str]) -> np.ndarray:
-    """The model's code of each word, -1 if it does not know it."""
-    encoded = words.unify_dictionaries().combine_chunks()
-    code = pc.index_in(encoded.dictionary, value_set=pa.array(vocabulary, pa.string())).fill_null(-1)
-    return code.to_numpy().astype(np.int16)[encoded.indices.to_numpy()]
 
 
 def hash_inputs(sequences: UserSequences, pins: PackedPins) -> np.ndarray:

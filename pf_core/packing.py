@@ -1,18 +1,17 @@
 """Timelines and pins to flat arrays: the files of a training set, written within the memory of one bucket.
 
-Pins are sorted by id out of core and appended. Workers pack one bucket each, with the words (action types and
-surfaces) that it has; when all words are known, the parts are joined bucket by bucket. The order of pins and users
-follows from their ids alone, so that the same data gives the same bytes, however its partitions came about.
+Pins are appended in the order of their ids, a chunk at a time. Workers pack one bucket each, with the words (action
+types and surfaces) that it has; when all words are known, the parts are joined bucket by bucket. The order of pins and
+users follows from their ids alone, so that the same data gives the same bytes, however its partitions came about.
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import lance
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +30,7 @@ WORDS = ("action_type", "surface")
 SPLITS = ("train", "held_out")
 HASH_SHARES = 10_000
 """A share of the users is counted in ten-thousandths."""
-PIN_BATCH_ROWS = 16_384
+PIN_BATCH_ROWS = 8192
 BATCHES_AT_ONCE = 64
 """Batches of pin ids among which a worker looks for its own."""
 
@@ -78,31 +77,46 @@ def read_arrow(path: Path) -> pa.Table:
 # Pins
 
 
-def write_pins(site: Site, pins: Manifest, folder: Path, *, temp_dir: Path) -> dict[str, int]:
+def pins_by_id(
+    dataset: lance.LanceDataset, columns: Sequence[str], *, only_candidates: bool = False
+) -> Iterator[pa.Table]:
+    """Pins in the order of their ids, a chunk at a time; of all of them, only the ids are in memory."""
+    known = dataset.to_table(columns=["pin_id", "is_candidate"])
+    is_wanted = known["is_candidate"].to_numpy() if only_candidates else np.ones(known.num_rows, bool)
+    rows = np.flatnonzero(is_wanted)
+    rows = rows[pc.sort_indices(known["pin_id"].take(pa.array(rows))).to_numpy()]
+    for start in range(0, len(rows), PIN_BATCH_ROWS):
+        yield dataset.take(rows[start : start + PIN_BATCH_ROWS], columns=list(columns))
+
+
+def finite_features(pins: pa.Table, ds: str) -> np.ndarray:
+    """The features of these pins, feature_NF; a value that is not finite is an error that names the pin."""
+    values = pins["feature"].combine_chunks().flatten().to_numpy().reshape(len(pins), -1)
+    is_finite = np.isfinite(values).all(axis=1)
+    if not is_finite.all():
+        pin_id = pins["pin_id"][int(np.argmin(is_finite))].as_py()
+        raise PipelineError(
+            f"pin_features {ds}: the feature of pin {pin_id!r} has a value that is not finite. "
+            f"Mend its vector, then: {command('pin_features', ds)}"
+        )
+    return np.asarray(values)
+
+
+def write_pins(site: Site, pins: Manifest, folder: Path) -> dict[str, int]:
     """Write features, ids and candidates of a pin_features partition by pin id; returns the counts."""
     folder.mkdir()
     dataset = lance.dataset(pin_state(site).bucket_path(0), version=pins["versions"][0])
-    stored = dataset.scanner(columns=["pin_id", "feature", "is_candidate"], batch_size=PIN_BATCH_ROWS).to_reader()
-    settings = {"memory_limit": f"{site.engine.memory_mb}MB", "temp_directory": str(temp_dir)}
     schema = pa.schema([("pin_id", id_arrow_type(site.source.pins.pin_id.type))])
     with (
-        duckdb.connect(config=settings) as connection,
         closing(NpyFile(folder / "feature.npy", np.float32, row_shape=(pins["dim"],))) as feature,
         closing(NpyFile(folder / "candidates.npy", np.int64)) as candidates,
         pa.ipc.new_file(folder / "pin_id.arrow", schema) as ids,
     ):
-        for batch in connection.from_arrow(stored).order("pin_id").to_arrow_reader(PIN_BATCH_ROWS):
-            values = batch["feature"].flatten().to_numpy().reshape(len(batch), pins["dim"])
-            is_finite = np.isfinite(values).all(axis=1)
-            if not is_finite.all():
-                pin_id = batch["pin_id"][int(np.argmin(is_finite))].as_py()
-                raise PipelineError(
-                    f"pin_features {pins['ds']}: the feature of pin {pin_id!r} has a value that is not finite. "
-                    f"Mend its vector, then: {command('pin_features', pins['ds'])}"
-                )
-            candidates.append(len(feature) + np.flatnonzero(batch["is_candidate"].to_numpy(zero_copy_only=False)))
+        for chunk in pins_by_id(dataset, ["pin_id", "feature", "is_candidate"]):
+            values = finite_features(chunk, pins["ds"])
+            candidates.append(len(feature) + np.flatnonzero(chunk["is_candidate"].to_numpy()))
             feature.append(values)
-            ids.write_batch(pa.record_batch([batch["pin_id"]], schema=schema))
+            ids.write_batch(pa.record_batch([chunk["pin_id"].combine_chunks()], schema=schema))
         return {"pins": len(feature), "candidates": len(candidates)}
 
 
@@ -212,7 +226,7 @@ def join_buckets(
             columns["duration"] = actions["duration_s"].to_numpy()
             is_known = np.ones(actions.num_rows, bool)
             for name, vocabulary in vocabularies.items():
-                columns[name] = _encode(actions[name], vocabulary)
+                columns[name] = encode_words(actions[name], vocabulary)
                 dropped[f"unknown_{name}"] += int((is_known & (columns[name] < 0)).sum())
                 is_known &= columns[name] >= 0
             held_out = users["is_held_out"].to_numpy()
@@ -224,9 +238,9 @@ def join_buckets(
     return counts | {"dropped": dropped}, splits[0].first_us
 
 
-def _encode(words: pa.ChunkedArray, vocabulary: Sequence[str]) -> np.ndarray:
+def encode_words(words: pa.ChunkedArray, vocabulary: Sequence[str]) -> np.ndarray:
     """The position of each word, -1 if the vocabulary does not have it."""
-    encoded = words.combine_chunks()
+    encoded = words.unify_dictionaries().combine_chunks()
     code = pc.index_in(encoded.dictionary, value_set=pa.array(vocabulary, pa.string())).fill_null(-1)
     return code.to_numpy().astype(np.int16)[encoded.indices.to_numpy()]
 

@@ -32,7 +32,7 @@ from pf_core.embeddings import (
 from pf_core.engine import LocalEngine, bucket_of
 from pf_core.inference import ServedModel, choose_device, open_model, single_threaded
 from pf_core.model import PinnerFormer
-from pf_core.packing import command
+from pf_core.packing import command, finite_features, pins_by_id
 from pf_core.pin_features import pin_state
 from pf_core.site import Site
 from pf_core.state import DailyState, Manifest, create_bucket
@@ -223,7 +223,7 @@ class _Pass:
             rows = pa.table(
                 {
                     "pin_id": chunk["pin_id"],
-                    "embedding": column_of(self.embed(self._features(chunk))),
+                    "embedding": column_of(self.embed(finite_features(chunk, ds))),
                     "model_version": pa.repeat(self.model_version, len(chunk)),
                     "interest": chunk["interest"],
                 }
@@ -241,24 +241,8 @@ class _Pass:
             yield from rows.combine_chunks().to_batches()
 
     def _sorted(self) -> Iterator[pa.Table]:
-        """Candidates by pin_id, a chunk at a time."""
         dataset = lance.dataset(pin_state(self.site).bucket_path(0), version=self.pins["versions"][0])
-        known = dataset.to_table(columns=["pin_id", "is_candidate"])
-        row_N = np.flatnonzero(known["is_candidate"].to_numpy())
-        row_N = row_N[pc.sort_indices(known["pin_id"].take(pa.array(row_N))).to_numpy()]
-        for start in range(0, len(row_N), CHUNK_ROWS):
-            yield dataset.take(row_N[start : start + CHUNK_ROWS], columns=["pin_id", "feature", "interest"])
-
-    def _features(self, chunk: pa.Table) -> np.ndarray:
-        feature_NF = matrix_of(chunk["feature"])
-        is_finite = np.isfinite(feature_NF).all(axis=1)
-        if not is_finite.all():
-            pin_id, ds = chunk["pin_id"][int(np.argmin(is_finite))].as_py(), self.pins["ds"]
-            raise PipelineError(
-                f"pin_features {ds}: the feature of pin {pin_id!r} has a value that is not finite. "
-                f"Mend its vector, then: {command('pin_features', ds)}"
-            )
-        return feature_NF
+        return pins_by_id(dataset, ["pin_id", "feature", "interest"], only_candidates=True)
 
     def _count(self, vector_ND: np.ndarray) -> None:
         norm_N = np.linalg.norm(vector_ND.astype(np.float32), axis=1)

@@ -31,7 +31,7 @@ from pf_core.state import ROW_ADDRESS, DailyState, Manifest, create_bucket, is_o
 SAMPLED_USERS = 2048
 """At most so many refreshed users tell how far a day moved its users."""
 SAMPLING_HASHES = 65_521
-MAX_DEAD_SHARE = 0.25
+MAX_DEAD_SHARE = 0.2
 """A bucket is written anew when more of its rows are dead. Lower, and merging costs more; higher, and reading does."""
 SAY_EVERY_S = 5.0
 ID_COLUMNS = ["user_id", "computed_ds"]
@@ -217,8 +217,7 @@ class _Delta:
     def stream(self) -> pa.RecordBatchReader:
         dataset = lance.dataset(self.task.delta_path, version=self.task.delta_version)
         schema = dataset.schema.remove(dataset.schema.get_field_index(INPUT_HASH.name))
-        batches = stream_batches(dataset, columns=schema.names)
-        return pa.RecordBatchReader.from_batches(schema, self._checked(batches))
+        return pa.RecordBatchReader.from_batches(schema, self._checked(stream_batches(dataset, schema.names)))
 
     def _checked(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -186,7 +186,7 @@ def _merged(base: lance.LanceDataset, gone: pa.ChunkedArray, rows: pa.Table) -> 
     """The rows that stay, then the new ones: what changed longest ago comes first."""
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for batch in stream_batches(base, with_row_address=True):
+        for batch in stream_batches(base, base.schema.names, with_row_address=True):
             stays = pc.invert(pc.is_in(batch[ROW_ADDRESS], gone))
             yield batch.filter(stays).select(base.schema.names)
         yield from _independent_batches(rows)
@@ -194,9 +194,16 @@ def _merged(base: lance.LanceDataset, gone: pa.ChunkedArray, rows: pa.Table) -> 
     return pa.RecordBatchReader.from_batches(base.schema, batches())
 
 
-def stream_batches(dataset: lance.LanceDataset, **what: Any) -> Iterator[pa.RecordBatch]:
+def stream_batches(
+    dataset: lance.LanceDataset, columns: Sequence[str], *, with_row_address: bool = False
+) -> Iterator[pa.RecordBatch]:
     """A scan in bounded memory: left to itself, Lance reads ahead by up to 2 GB."""
-    return dataset.to_batches(batch_size=BATCH_ROWS, io_buffer_size=READ_AHEAD_BYTES, **what)
+    return dataset.to_batches(
+        columns=list(columns),
+        batch_size=BATCH_ROWS,
+        io_buffer_size=READ_AHEAD_BYTES,
+        with_row_address=with_row_address,
+    )
 
 
 def take_rows(dataset: lance.LanceDataset, position: np.ndarray, columns: Sequence[str]) -> pa.Table:

@@ -201,7 +201,7 @@ def build_training_set(
 def _fill(build: Path, site: Site, cut_ds: str, engine: LocalEngine, progress: Callable[[str], None]) -> Manifest:
     """Write the files of a build; returns what is to be said of them."""
     timelines, pins = timeline_state(site).require(cut_ds), pin_state(site).require(cut_ds)
-    num_pins = write_pins(site, pins, build / "pins", temp_dir=build / "parts" / "sort")
+    num_pins = write_pins(site, pins, build / "pins")
     if num_pins["candidates"] == 0:
         raise PipelineError(
             f"none of the {num_pins['pins']:,} pins of pin_features {cut_ds} is a candidate. Mend "
