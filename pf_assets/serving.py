@@ -118,8 +118,8 @@ def serving_checks(site: Site) -> list[dg.AssetChecksDefinition]:
     def index_finds_the_nearest_pins(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         """An index that misses neighbours recommends worse pins, silently."""
         existing = sorted(path.parent.name for path in (site.directory / "pin_index").glob(f"*/{MANIFEST}"))
-        days = [ds for ds in days_to_check(context, existing) if ds in existing]
-        return verdict_result(context, [judge_index(site, ds) for ds in days])
+        newest = [ds for ds in days_to_check(context, existing) if ds in existing][-1:]
+        return verdict_result(context, [judge_index(site, ds) for ds in newest])
 
     @dg.asset_check(asset="release", blocking=True)
     def store_holds_the_snapshot(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:

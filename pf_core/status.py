@@ -56,7 +56,7 @@ def asset_statuses(site: Site) -> list[AssetStatus]:
             asset=asset,
             days=built,
             missing=_missing(built, newest, only_newest=asset in ONLY_NEWEST),
-            stale=_stale(site, built, whys.get(asset)),
+            stale=_stale(site, built[-1:] if asset in ONLY_NEWEST else built, whys.get(asset)),
         )
         for asset, built in days.items()
     ]
