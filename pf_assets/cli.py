@@ -33,6 +33,7 @@ from pf_assets.settings import DEMO_SITE, REPOSITORY, current_site, mlflow_serve
 from pf_assets.tracking import TrackedRun, Tracking, run_url
 from pf_core.atomic import MANIFEST, read_json
 from pf_core.contracts import PipelineError, ds_range, shift_ds
+from pf_core.embeddings import snapshot_state
 from pf_core.mapping import ActionMapper
 from pf_core.pin_features import pin_state
 from pf_core.raw_actions import read_manifest
@@ -132,7 +133,8 @@ def _summarize(site: Site, seconds: float) -> None:
     timelines = timeline_state(site).require(site.end_ds)["counts"]
     training, model = read_json(site.directory / "training_set" / MANIFEST), current_model(site)
     assert model is not None
-    result = model["result"]
+    result, snapshot = model["result"], snapshot_state(site).require(site.end_ds)["counts"]
+    release = next(manifest for manifest in list_releases(site) if manifest["is_current"])
     typer.secho(f"\nDone in {seconds:.0f} s. As of {site.end_ds}:", bold=True)
     typer.echo(
         f"  raw_actions         {totals['kept']:,} actions in {len(manifests)} days "
@@ -144,6 +146,11 @@ def _summarize(site: Site, seconds: float) -> None:
         f"  pinnerformer_model  {model['model_version']}: recall@10 {result['metrics']['recall_at_10']:.3f} on "
         f"held-out users after {result['num_steps']:,} steps in {result['seconds'] / 60:.1f} min\n"
         f"                      {run_url(TrackedRun(**model['mlflow']), mlflow_server())}\n"
+        f"  offline_evaluation  {read_json(site.directory / 'offline_evaluation' / MANIFEST)['decision']['reason']}\n"
+        f"  snapshot            {snapshot['users']:,} users: {snapshot['refreshed']:,} refreshed, "
+        f"{snapshot['new']:,} new, {snapshot['carried_over']:,} carried over\n"
+        f"  release             {release['release']}: {release['counts']['users']:,} users, "
+        f"{release['counts']['pins']:,} pins, model {release['model_version']}\n"
         f"  in                  {site.directory}\n"
     )
 

@@ -216,7 +216,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> dg.MetadataValue:
 
 
 def _plain(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | bool) else str(value)
+    if isinstance(value, float):
+        return float(f"{value:.4g}")  # a table is there to be read
+    return value if isinstance(value, str | int | bool) else str(value)
 
 
 def _plot_lengths(lengths: Sequence[int], ds: str) -> Figure:
