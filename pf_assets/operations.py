@@ -17,7 +17,7 @@ from pf_assets.settings import DEMO_SITE, REPOSITORY, current_site
 from pf_core.audit import newest_actions
 from pf_core.contracts import PipelineError
 from pf_core.embeddings import snapshot_state
-from pf_core.raw_actions import parse_user_id, raw_digest, read_deletion_list
+from pf_core.raw_actions import parse_user_id, raw_digest, read_deletion_list, read_manifest
 from pf_core.repair import RepairPlan, plan_repair
 from pf_core.site import Site
 
@@ -51,7 +51,7 @@ def materialize(assets: str, days: list[str] | None = None, *, config: dict[str,
 
 def recommend(
     user: Annotated[str, typer.Argument(help="a user id, as the logs have it")],
-    k: Annotated[int, typer.Option("-k", help="how many pins")] = 10,
+    k: Annotated[int, typer.Option("-k", min=1, help="how many pins")] = 10,
     recent: Annotated[int, typer.Option(help="how many of the user's newest actions to show beside them")] = NUM_RECENT,
 ) -> None:
     """The nearest pins of a user in the current release, and the user's newest actions beside them."""
@@ -80,7 +80,7 @@ def show_recommendations(site: Site, user: str, *, k: int, recent: int) -> None:
 
 def similar(
     pin: Annotated[str, typer.Argument(help="a pin id, as the logs have it")],
-    k: Annotated[int, typer.Option("-k", help="how many pins")] = 10,
+    k: Annotated[int, typer.Option("-k", min=1, help="how many pins")] = 10,
 ) -> None:
     """The nearest pins of a pin in the current release."""
     from pf_core.serving import Serving
@@ -168,7 +168,7 @@ def rollback(
 
 def forget(users: Annotated[list[str], typer.Argument(help="user ids, as the logs have them")]) -> None:
     """Add users to the deletion list: they leave every release at once, and all state by the next run."""
-    from pf_core.release import forget_users
+    from pf_core.release import forget_users, list_releases
 
     site = current_site()
     if site.deletion_list is None:
@@ -182,8 +182,12 @@ def forget(users: Annotated[list[str], typer.Argument(help="user ids, as the log
         typer.echo(f"release {release}: {count} removed from the store")
     newest = snapshot_state(site).days()[-1:]
     if newest:
-        assets = "user_timelines,user_embeddings,user_embedding_snapshot,pin_embeddings,pin_index,release"
-        materialize(assets, newest, config=KEEP_MODEL)
+        current = [release["ds"] for release in list_releases(site) if release["is_current"]]
+        materialize("user_timelines,user_embeddings,user_embedding_snapshot", newest, config=KEEP_MODEL)
+        if current == newest:
+            materialize("pin_embeddings,pin_index,release", newest)
+        else:
+            typer.echo(f"{newest[0]} is not the day of the current release, so nothing is released now")
 
 
 def _append_lines(path: Path, lines: list[str]) -> None:
@@ -210,9 +214,9 @@ def repair(
     _show(plan)
     if dry_run:
         return
-    before = {ds: raw_digest(site, ds) for ds in plan.raw_days}
+    before = {ds: raw_digest(site, ds) for ds in plan.raw_days if read_manifest(site, ds) is not None}
     materialize("raw_actions", plan.raw_days)
-    changed = [ds for ds in plan.raw_days if raw_digest(site, ds) != before[ds]]
+    changed = [ds for ds in plan.raw_days if raw_digest(site, ds) != before.get(ds)]
     typer.echo(f"raw_actions changed on {', '.join(changed) if changed else 'no day'}")
     if plan.pin_days:
         materialize("pin_features", plan.pin_days)
@@ -233,4 +237,7 @@ def _show(plan: RepairPlan) -> None:
     )
     for asset, days in plan.partitions.items():
         if days:
-            typer.echo(f"  {asset:<24} {len(days):>4} partitions: {days[0]} to {days[-1]}")
+            partitions = "1 partition: " if len(days) == 1 else f"{len(days)} partitions: "
+            typer.echo(f"  {asset:<24} {partitions:>15}{days[0]}" + (f" to {days[-1]}" if len(days) > 1 else ""))
+    for note in plan.notes:
+        typer.secho(f"  note: {note}", fg="yellow")

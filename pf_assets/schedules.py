@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import dagster as dg
 
 from pf_core.contracts import ds_range, shift_ds
+from pf_core.embeddings import snapshot_state
 from pf_core.site import Site
 
 DAILY_ASSETS = (
@@ -53,9 +54,14 @@ def schedules(site: Site) -> list[dg.ScheduleDefinition]:
 
 
 def morning_days(site: Site, ds: str) -> list[str]:
-    """What the morning after ds runs: ds, and the days before it that late rows may have arrived for."""
+    """What the morning after ds runs: ds, and the days before it that late rows may have arrived for.
+
+    After mornings that were missed or failed, it begins where the last good one ended.
+    """
     source = site.source.actions
-    return ds_range(max(site.start_ds, shift_ds(ds, -source.late_days if source.is_dated else 0)), ds)
+    served = [day for day in snapshot_state(site).days() if day < ds]
+    first_new = shift_ds(served[-1], 1) if served else ds
+    return ds_range(max(site.start_ds, shift_ds(first_new, -source.late_days if source.is_dated else 0)), ds)
 
 
 def request_for(site: Site, tick: datetime.datetime) -> dg.RunRequest | dg.SkipReason:

@@ -64,7 +64,7 @@ def describe_snapshot(site: Site, manifest: Mapping[str, Any], model_url: str) -
         "embedding_age": picture(_plot_ages(ages, ds), file),
         "embedding_age_png": dg.MetadataValue.path(file),
         "embedding_age_table": table([{"age": age, "users": users} for age, users in ages.items()]),
-        "norm": table([manifest["norm"]]),
+        "norm": table([manifest["norm"]] if manifest["norm"] else []),
         "fragments": counts["fragments"],
         "seconds": round(manifest["seconds"], 2),
         "model_version": manifest["model_version"],

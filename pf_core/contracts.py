@@ -116,7 +116,10 @@ def parse_ds(ds: str) -> date:
 
 
 def shift_ds(ds: str, num_days: int) -> str:
-    return (parse_ds(ds) + timedelta(days=num_days)).isoformat()
+    try:
+        return (parse_ds(ds) + timedelta(days=num_days)).isoformat()
+    except OverflowError:
+        raise PipelineError(f"{ds} is out of the calendar's range") from None
 
 
 def ds_range(first_ds: str, last_ds: str) -> list[str]:

@@ -29,9 +29,9 @@ def export_embeddings(
     state.require(ds)
     partial = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     num_rows = 0
     try:
+        partial.mkdir(parents=True)
         for bucket in range(state.num_buckets):
             reader = state.open_bucket(ds, bucket).scanner(batch_size=BATCH_ROWS).to_reader()
             with pq.ParquetWriter(partial / f"part-{bucket:05d}.parquet", reader.schema, compression="lz4") as writer:
@@ -40,6 +40,8 @@ def export_embeddings(
                     num_rows += len(batch)
             progress(f"{state.asset} {ds}: {bucket + 1} of {state.num_buckets} buckets, {num_rows:,} rows")
         os.replace(partial, out)
+    except OSError as error:
+        raise PipelineError(f"cannot write to {out}: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return num_rows

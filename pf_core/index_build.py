@@ -71,7 +71,11 @@ def _build_day(site: Site, ds: str, progress: Callable[[str], None]) -> Manifest
             f"{snapshot['model_version']}: their vectors cannot be compared. Embed the pins by the users' model: "
             f"{command('pin_embeddings', ds)}"
         )
-    inputs = {"pin_embeddings": pins["digest"], "parameters": config.model_dump(exclude={"retention_days"})}
+    inputs = {
+        "pin_embeddings": pins["digest"],
+        "snapshot": snapshot["digest"],  # its users judge
+        "parameters": config.model_dump(exclude={"retention_days"}),
+    }
     known = index_manifest(site, ds)
     if known is not None and known["inputs"] == inputs:
         progress(f"pin_index {ds}: unchanged, {known['counts']['pins']:,} pins")

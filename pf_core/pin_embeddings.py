@@ -33,7 +33,7 @@ from pf_core.engine import LocalEngine, bucket_of
 from pf_core.inference import ServedModel, choose_device, open_model, single_threaded
 from pf_core.model import PinnerFormer
 from pf_core.packing import command, finite_features, pins_by_id
-from pf_core.pin_features import pin_state
+from pf_core.pin_features import content_name, pin_state
 from pf_core.site import Site
 from pf_core.state import DailyState, Manifest, create_bucket
 
@@ -127,7 +127,7 @@ def _embed_day(
 ) -> Manifest:
     pins = pin_state(site).require(ds)
     _refuse_another_model(site, ds, served)
-    inputs = {"pin_features_version": pins["versions"][0], "model_version": served.model_version}
+    inputs = {"pin_features_version": content_name(pins), "model_version": served.model_version}
     for known_ds in reversed(state.days()):
         known = state.require(known_ds)
         if known["inputs"] == inputs:

@@ -39,6 +39,11 @@ def pin_state(site: Site) -> DailyState:
     return DailyState(root=site.directory / "pin_features", asset="pin_features", num_buckets=1)
 
 
+def content_name(manifest: Manifest) -> str:
+    """Of what a partition holds: its version, and what it was made of, should the state be removed and made anew."""
+    return f"{manifest['versions'][0]}-{manifest['inputs']}"
+
+
 def read_pin_features(site: Site, ds: str, columns: Sequence[str] | None = None) -> pa.Table:
     return pin_state(site).open_bucket(ds, 0).to_table(columns=None if columns is None else list(columns))
 

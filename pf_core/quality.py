@@ -64,7 +64,7 @@ def judge_late_rows(site: Site, manifest: Manifest) -> Verdict:
     days = [own_ds for own_ds, _ in waiting]
     reason = (
         f"{sum(num_rows for _, num_rows in waiting):,} rows belong to {', '.join(days)}, ingested before they arrived; "
-        f"re-run raw_actions and user_timelines for {min(*days, ds)}...{max(*days, ds)}"
+        f"take them in with: pf repair --since {ds} --until {ds}"
     )
     return Verdict(ds, False, reason)
 

@@ -120,7 +120,11 @@ def read_deletion_list(site: Site) -> pa.Array:
         path = Path(site.deletion_list)
         if not path.is_file():
             raise PipelineError(f"deletion_list: no file at {path}; make an empty one if nobody asked to be forgotten")
-        for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise PipelineError(f"deletion_list: {path} is not UTF-8 text: {error}") from error
+        for number, line in enumerate(lines, 1):
             try:
                 ids |= {parse_user_id(site, line.strip())} if line.strip() else set()
             except PipelineError as error:

@@ -1,7 +1,7 @@
 """The feature store for many machines: Redis, one hash a bucket, fields are ids as text, so that any client reads it.
 
-Keys carry the release, so that two releases live side by side, and no key says more than one slot: a cluster spreads
-the buckets. What is durable there is up to Redis's own configuration.
+Keys carry the release, so that two releases live side by side, and none holds more than a bucket. What is durable there
+is up to Redis's own configuration. (A client of one server: a cluster would need its own client, with the same keys.)
 """
 
 import contextlib

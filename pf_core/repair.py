@@ -17,7 +17,6 @@ from pf_core.embeddings import embedding_state
 from pf_core.pin_features import pin_state
 from pf_core.raw_actions import bucket_files, ingested_days
 from pf_core.site import Site
-from pf_core.state import DailyState
 from pf_core.timelines import timeline_state
 
 
@@ -36,6 +35,8 @@ class RepairPlan:
     """Who have actions on the raw days, as they are now."""
     embeddings: int
     """Of these users on the embedding days: what may change."""
+    notes: tuple[str, ...] = ()
+    """Where the result is not that of a world in which the days were never bad."""
 
     @property
     def partitions(self) -> dict[str, list[str]]:
@@ -53,46 +54,62 @@ class RepairPlan:
 
 
 def plan_repair(site: Site, *, since: str, until: str | None = None) -> RepairPlan:
-    """The partitions that follow from the logs that arrived from `since` to `until` (both included)."""
+    """The partitions that follow from the logs that arrived from `since` to `until` (both included).
+
+    What was never built, but would be by now, is built along: a repair ends with a release of the newest day.
+    """
     ingested = ingested_days(site)
-    until = until or max([since, *ingested])
+    if not ingested:
+        raise PipelineError("raw_actions has no day yet: nothing to repair")
+    newest = until = until or max(since, ingested[-1])
     if parse_ds(until) < parse_ds(since):
         raise PipelineError(f"--until {until} is before --since {since}")
+    if since > shift_ds(ingested[-1], 1) or until < ingested[0]:
+        raise PipelineError(
+            f"raw_actions has {ingested[0]} to {ingested[-1]}: nothing from {since} to {until} to repair"
+        )
     source = site.source.actions
     early, late = (source.early_days, source.late_days) if source.is_dated else (0, 0)
-    raw_days = [ds for ds in ds_range(shift_ds(since, -late), shift_ds(until, early)) if ds in set(ingested)]
-    if not any(since <= ds <= until for ds in raw_days):
-        built = f"{ingested[0]} to {ingested[-1]}" if ingested else "no day"
-        raise PipelineError(
-            f"nothing was ingested from {since} to {until} (raw_actions has {built}): nothing to repair"
+    newest = max(newest, ingested[-1])
+    raw_days = ds_range(max(ingested[0], shift_ds(since, -late)), min(newest, shift_ds(until, early)))
+    timelines, embeddings, pins = (state(site).days() for state in (timeline_state, embedding_state, pin_state))
+    timeline_days = _from(timelines, raw_days[0], newest)
+    embedding_days = [ds for ds in _from(embeddings, raw_days[0], newest) if ds >= timelines[0]]
+    pin_days = _from(pins, raw_days[0], newest)
+    notes = []
+    if embedding_days and _lost_day_before(embeddings, embedding_days):
+        notes.append(
+            f"the day before {embedding_days[0]} is no longer kept: everybody is embedded on {embedding_days[0]}"
         )
-    timelines, embeddings, pins = timeline_state(site).days(), embedding_state(site).days(), pin_state(site)
-    timeline_days = [ds for ds in timelines if ds >= raw_days[0]]
-    embedding_days = [ds for ds in embeddings if ds >= raw_days[0]]
-    is_first = not timeline_days or timeline_days[0] == site.start_ds
-    users, num_embeddings = _count_affected(site, raw_days, embedding_days)
+    if site.source.pins.is_incremental and pin_days[0] != site.start_ds and _lost_day_before(pins, pin_days):
+        notes.append(f"pin_features {pin_days[0]} stays as it is: the day before it is no longer kept")
+        pin_days = pin_days[1:]
+    users, num_embeddings = _count_affected(
+        site, [ds for ds in raw_days if ds in ingested], [ds for ds in embedding_days if ds in embeddings]
+    )
     return RepairPlan(
         raw_days=raw_days,
-        pin_days=_pin_days(site, pins, since),
+        pin_days=pin_days,
         timeline_days=timeline_days,
-        rebuild_timelines=not is_first and not _has_day_before(timelines, timeline_days),
+        rebuild_timelines=timeline_days[:1] != [site.start_ds] and _lost_day_before(timelines, timeline_days),
         embedding_days=embedding_days,
         users=users,
         embeddings=num_embeddings,
+        notes=tuple(notes),
     )
 
 
-def _has_day_before(built: list[str], days: list[str]) -> bool:
-    return shift_ds(days[0], -1) in built
+def _from(built: list[str], first: str, newest: str) -> list[str]:
+    """The days to build again, from the first that is there, and those that are missing after it; none without any."""
+    if not built:
+        return []
+    begin = max(first, built[0]) if first <= built[-1] else shift_ds(built[-1], 1)
+    return ds_range(begin, newest)
 
 
-def _pin_days(site: Site, pins: DailyState, since: str) -> list[str]:
-    """A dated catalogue's first day can only be built again if it is the site's first, or the day before is there."""
-    built = pins.days()
-    days = [ds for ds in built if ds >= since]
-    if days and site.source.pins.is_incremental and days[0] != site.start_ds and not _has_day_before(built, days):
-        return days[1:]
-    return days
+def _lost_day_before(built: list[str], days: list[str]) -> bool:
+    """The retention has dropped the day that the first of the days was built on."""
+    return bool(days) and shift_ds(days[0], -1) not in built
 
 
 def _count_affected(site: Site, raw_days: list[str], embedding_days: list[str]) -> tuple[int, int]:

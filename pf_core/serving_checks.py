@@ -109,7 +109,9 @@ def judge_drift(site: Site, ds: str) -> Verdict:
 
 
 def _is_comparable(manifest: Manifest | None, today: Manifest) -> bool:
-    return manifest is not None and manifest["mode"] == "active" and manifest["model_version"] == today["model_version"]
+    if manifest is None or manifest["mode"] != "active" or manifest["mean_vector"] is None:
+        return False
+    return bool(manifest["model_version"] == today["model_version"])
 
 
 def _change(manifest: Manifest | None) -> float | None:

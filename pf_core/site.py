@@ -67,6 +67,12 @@ class Site(Strict):
     def _days_in_order(self) -> "Site":
         if self.end_ds is not None and self.end_ds < self.start_ds:
             raise ValueError(f"end_ds {self.end_ds} is before start_ds {self.start_ds}")
+        late_days = self.source.actions.late_days
+        if self.serving.retention_days < late_days + 2:
+            raise ValueError(
+                f"serving.retention_days is {self.serving.retention_days}: late rows of {late_days} days need at least "
+                f"{late_days + 2}"
+            )
         vectors = self.source.pins.vectors
         if isinstance(vectors, LearnedVectors) and vectors.until <= self.start_ds:
             raise ValueError(
@@ -96,7 +102,7 @@ def load_site(path: Path, *, environment: Mapping[str, str]) -> Site:
     except UnicodeDecodeError as error:
         raise PipelineError(f"{path} is not UTF-8 text: {error}") from error
     except yaml.YAMLError as error:
-        raise PipelineError(f"{path} is not valid YAML: {error}") from error
+        raise PipelineError(f"{path} is not valid YAML: {_without_content(error)}") from None
     if not isinstance(content, dict):
         raise PipelineError(f"{path} must hold a mapping with name, start_ds and source")
     try:
@@ -120,8 +126,15 @@ class _UniqueKeys(yaml.SafeLoader):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
-                raise yaml.YAMLError(f"key {key!r} stands twice{node.start_mark}")
+                raise yaml.YAMLError(f"key {key!r} stands twice in the mapping from line {node.start_mark.line + 1} on")
         return super().construct_mapping(node, deep)
+
+
+def _without_content(error: yaml.YAMLError) -> str:
+    """What is wrong and where; not the line itself, into which a secret may have been substituted."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem} in line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
+    return str(error)
 
 
 def _substitute(text: str, environment: Mapping[str, str], path: Path) -> str:

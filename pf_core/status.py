@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pf_core.atomic import MANIFEST, read_json
 from pf_core.contracts import ds_range, shift_ds
 from pf_core.embeddings import embedding_state, index_dir, pin_embedding_state, snapshot_state
-from pf_core.pin_features import pin_state
+from pf_core.pin_features import content_name, pin_state
 from pf_core.quality import judge_late_rows
 from pf_core.raw_actions import ingested_days, raw_digest, read_manifest
 from pf_core.release import list_releases
@@ -100,7 +100,7 @@ def _why_embeddings(site: Site, ds: str) -> str | None:
     timelines, pins = timeline_state(site).manifest(ds), pin_state(site).manifest(ds)
     if timelines is not None and content_digest(timelines) != inputs["timelines"]:
         return "user_timelines changed"
-    if pins is not None and pins["versions"][0] != inputs["pin_features_version"]:
+    if pins is not None and content_name(pins) != inputs["pin_features_version"]:
         return "pin_features changed"
     return None
 
@@ -117,7 +117,7 @@ def _why_snapshot(site: Site, ds: str) -> str | None:
 
 def _why_pin_embeddings(site: Site, ds: str) -> str | None:
     manifest, pins = pin_embedding_state(site).require(ds), pin_state(site).manifest(ds)
-    if pins is not None and pins["versions"][0] != manifest["inputs"]["pin_features_version"]:
+    if pins is not None and content_name(pins) != manifest["inputs"]["pin_features_version"]:
         return "pin_features changed"
     return _other_model(manifest, embedding_state(site).manifest(ds))
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import lance
 import numpy as np
@@ -27,10 +27,10 @@ from pf_core.contracts import (
     PipelineError,
     id_arrow_type,
     parse_ds,
-    shift_ds,
     user_embeddings_schema,
 )
-from pf_core.embeddings import column_of, digest_of, embedding_state, find_fault, gap_error, matrix_of
+from pf_core.embedding_plan import DayPlan, plan_day, refuse_if_too_many, refuse_stale_days_before
+from pf_core.embeddings import column_of, digest_of, embedding_state, find_fault, matrix_of
 from pf_core.engine import LocalEngine, bucket_of, report
 from pf_core.inference import (
     ServedModel,
@@ -44,13 +44,11 @@ from pf_core.inference import (
     pack_pins,
 )
 from pf_core.packing import command
-from pf_core.pin_features import pin_state
+from pf_core.pin_features import content_name, pin_state
 from pf_core.raw_actions import bucket_files, raw_digest
 from pf_core.site import Site
-from pf_core.state import DailyState, Manifest, create_bucket
+from pf_core.state import Manifest, create_bucket
 from pf_core.timelines import content_digest, read_bucket, timeline_state
-
-Mode = Literal["active", "everyone"]
 
 SAY_EVERY_S = 10.0
 
@@ -70,46 +68,20 @@ def embed_days(
     `model_for` names a day's model. With `everyone`, all users are embedded on the first of the days.
     """
     state = embedding_state(site)
-    state.refuse_if_dropped(days, site.serving.retention_days)
+    refuse_if_too_many(site, state, days)
     with state.writing():
         for ds in days:
-            plan = _plan_day(state, ds, model_for(ds), is_asked_for=everyone and ds == days[0])
+            if ds == days[0]:
+                refuse_stale_days_before(site, state, ds)
+            plan = plan_day(state, ds, model_for(ds), is_asked_for=everyone and ds == days[0])
             if plan.mode == "everyone":
                 progress(f"user_embeddings {ds}: everybody is embedded, because {plan.reason}")
             yield _embed_day(site, plan, engine, forgotten, progress)
         state.retain(site.serving.retention_days, engine, progress)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Plan:
-    ds: str
-    served: ServedModel
-    mode: Mode
-    reason: str
-
-
-def _plan_day(state: DailyState, ds: str, served: ServedModel, *, is_asked_for: bool) -> _Plan:
-    mode: Mode = "everyone"
-    if is_asked_for:
-        reason = "the run asks for it"
-    elif not any(day < ds for day in state.days()):
-        reason = "there is no earlier day"
-    elif state.manifest(shift_ds(ds, -1)) is None:
-        raise PipelineError(
-            f"{gap_error('user_embeddings', state, ds)} Or begin anew on {ds} by embedding everybody: "
-            f"""{command("user_embeddings", ds)} --config-json '"""
-            """{"ops": {"user_embeddings": {"config": {"everyone": true}}}}'"""
-        )
-    else:
-        model_before = state.require(shift_ds(ds, -1))["model_version"]
-        reason = f"the model changed from {model_before} to {served.model_version}"
-        if model_before == served.model_version:
-            mode, reason = "active", f"the users who were active on {ds}"
-    return _Plan(ds=ds, served=served, mode=mode, reason=reason)
-
-
 def _embed_day(
-    site: Site, plan: _Plan, engine: LocalEngine, forgotten: pa.Array, progress: Callable[[str], None]
+    site: Site, plan: DayPlan, engine: LocalEngine, forgotten: pa.Array, progress: Callable[[str], None]
 ) -> Manifest:
     started = time.perf_counter()
     ds, model_version, state = plan.ds, plan.served.model_version, embedding_state(site)
@@ -118,7 +90,7 @@ def _embed_day(
     embedding_dim = _embedding_dim(plan.served, pins)
     inputs = {
         "timelines": content_digest(timelines),
-        "pin_features_version": pins["versions"][0],
+        "pin_features_version": content_name(pins),
         "model_version": model_version,
         "mode": plan.mode,
         "forgotten": digest_of({"users": sorted(forgotten.to_pylist())}),
@@ -153,7 +125,7 @@ def _embed_day(
     return manifest
 
 
-def _tasks(site: Site, plan: _Plan, pins: Path, forgotten: pa.Array, *, num_workers: int) -> list["_BucketTask"]:
+def _tasks(site: Site, plan: DayPlan, pins: Path, forgotten: pa.Array, *, num_workers: int) -> list["_BucketTask"]:
     state, files = embedding_state(site), bucket_files(site, plan.ds)
     before = state.manifest(plan.ds)
     if before is not None and (
@@ -202,12 +174,16 @@ def _embedding_dim(served: ServedModel, pins: Manifest) -> int:
     return int(description["model"]["embedding_dim"])
 
 
-def _refuse_if_few(site: Site, plan: _Plan, counts: dict[str, int]) -> None:
-    num_active, num_covered = counts["active_users"], counts["active_users_with_embedding"]
-    if num_covered < site.serving.quality.min_active_coverage * num_active:
+def _refuse_if_few(site: Site, plan: DayPlan, counts: dict[str, int]) -> None:
+    """Of the active users and, when everybody is embedded, of everybody."""
+    num_users, num_covered = counts["active_users"], counts["active_users_with_embedding"]
+    least = site.serving.quality.min_active_coverage
+    if plan.mode == "everyone" and num_covered >= least * num_users:
+        num_users, num_covered = counts["users"] + counts["without_actions"], counts["users"]
+    if num_covered < least * num_users:
         raise PipelineError(
-            f"only {num_covered:,} of the {num_active:,} users who were active on {plan.ds} have an action that model "
-            f"{plan.served.model_version} can read; serving.quality.min_active_coverage asks for "
+            f"only {num_covered:,} of the {num_users:,} users who were to be embedded on {plan.ds} have an action that "
+            f"model {plan.served.model_version} can read; serving.quality.min_active_coverage asks for "
             f"{site.serving.quality.min_active_coverage:.0%}. Of the actions, {counts['no_feature']:,} are on pins "
             f"without a feature and {counts['unknown_word']:,} have an action type or a surface that the model does "
             "not know: mend pin_features or the source's mapping, or promote a model that knows them. Nothing was "
@@ -242,7 +218,7 @@ class _BucketTask:
     pins: Path
     forgotten: pa.Array
     num_threads: int
-    plan: _Plan
+    plan: DayPlan
     site: Site
 
 

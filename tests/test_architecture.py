@@ -15,7 +15,16 @@ STAGES = [
     *("quarantine", "raw_actions", "ingest", "coengagement", "catalogue", "state", "pin_features", "assembly"),
     *("timelines", "audit", "quality", "packing", "training_set", "objectives", "model", "batches", "ranks", "sketch"),
     *("loss", "recall", "validation", "checkpoint", "trainer", "evaluation", "diversity", "promotion"),
-    *("embeddings", "inference", "user_embeddings", "snapshot", "pin_embeddings", "pin_index", "index_build"),
+    *(
+        "embeddings",
+        "inference",
+        "embedding_plan",
+        "user_embeddings",
+        "snapshot",
+        "pin_embeddings",
+        "pin_index",
+        "index_build",
+    ),
     *("store", "redis_store", "pointer", "release", "serving", "repair", "status", "serving_checks", "export"),
 ]
 """pf_core in reading order: a module imports only modules before it. `world` stands apart: it is another site."""

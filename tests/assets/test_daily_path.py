@@ -7,15 +7,17 @@ from typing import Any
 
 import dagster as dg
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from pf_assets import operations
 from pf_assets.cli import app
 from pf_assets.definitions import build_definitions
-from pf_assets.schedules import advise
+from pf_assets.schedules import KEEP_MODEL, advise
 from pf_assets.tracking import Tracking
-from pf_core.contracts import PipelineError, ds_range
+from pf_core.contracts import PipelineError, ds_range, ds_start_us
 from pf_core.embeddings import embedding_state, snapshot_state
 from pf_core.pin_index import PinIndex
 from pf_core.pointer import read_pointer
@@ -122,6 +124,50 @@ def test_the_morning_takes_late_rows_in(site: Site, instance: dg.DagsterInstance
         assert snapshot(site, ds) == snapshot(at_once, ds)
 
 
+def test_missed_mornings_are_made_up_for(site: Site, instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    assert run(site, instance, START, day(2)).success
+    result = Morning(site, instance).tick(6)  # those of days 4 and 5 never came
+    assert not isinstance(result, str)
+    assert result.success
+    assert embedding_state(site).days() == ds_range(START, day(5))
+    at_once = site.model_copy(update={"data_dir": str(tmp_path / "at_once")})
+    register_model(at_once)
+    assert run(at_once, instance, START, day(5)).success
+    assert snapshot(site, day(5)) == snapshot(at_once, day(5))
+
+
+def test_a_silent_day_is_a_day(site: Site, instance: dg.DagsterInstance) -> None:
+    log = Path(site.source.root) / "logs" / f"{day(2)}.parquet"
+    pq.write_table(pq.read_table(log).slice(0, 0), log)
+    log = log.with_name(f"{day(3)}.parquet")
+    rows = pq.read_table(log)
+    arrived = pc.greater_equal(rows["time_us"], ds_start_us(day(3)))  # nothing late of the silent day
+    pq.write_table(rows.filter(arrived), log)
+    assert run(site, instance, START, day(4)).success
+    assert embedding_state(site).require(day(2))["counts"]["users"] == 0
+    assert set(snapshot(site, day(1))) == set(snapshot(site, day(2))) <= set(snapshot(site, day(4)))
+
+
+def test_a_new_beginning_is_remembered(site: Site, instance: dg.DagsterInstance) -> None:
+    assert run(site, instance, START, day(1)).success
+    assert run(site, instance, day(2), day(3), assets=("raw_actions", "pin_features", "user_timelines")).success
+    everyone = {"ops": {"user_embeddings": {"config": {"everyone": True}}}}
+    assert run(site, instance, day(4), config=everyone).success
+    assert run(site, instance, day(4), day(5), config=KEEP_MODEL).success
+    assert [embedding_state(site).require(ds)["mode"] for ds in (day(4), day(5))] == ["everyone", "active"]
+
+
+def test_days_before_that_changed_must_be_repaired_first(site: Site, instance: dg.DagsterInstance) -> None:
+    assert run(site, instance, START, day(3)).success
+    write_logs(Path(site.source.root), ds_range(START, day(7)), poison=(day(2), wrong_surface))
+    assert run(site, instance, day(1), day(4), assets=("raw_actions", "pin_features", "user_timelines")).success
+    result = run(site, instance, day(4), assets=("user_embeddings",))
+    failure = result.failure_data_for_node("user_embeddings")
+    assert failure is not None
+    assert failure.error is not None
+    assert f"pf repair --since {day(1)}" in failure.error.to_string()
+
+
 def test_a_range_starts_with_everybody_and_goes_on_with_the_active(site: Site, instance: dg.DagsterInstance) -> None:
     result = run(site, instance, START, day(2), assets=("raw_actions", "pin_features", "user_timelines"))
     assert result.success
@@ -178,8 +224,7 @@ def test_a_day_embedded_again_keeps_its_model(site: Site, instance: dg.DagsterIn
     assert run(site, instance, START, day(2)).success
     before = snapshot(site, day(2))
     Tracking(site).promote(register_model(site, seed=1).version, because="a test")
-    keep = {"ops": {"user_embeddings": {"config": {"keep_model": True}}}}
-    assert run(site, instance, day(1), day(3), config=keep).success
+    assert run(site, instance, day(1), day(3), config=KEEP_MODEL).success
     assert snapshot(site, day(2)) == before
     assert [embedding_state(site).require(ds)["mode"] for ds in ds_range(day(1), day(3))] == [
         *("active", "active"),
@@ -309,6 +354,17 @@ def test_forgetting(site: Site, instance: dg.DagsterInstance, monkeypatch: pytes
     assert "0 added" in pf("forget", str(user))
 
 
+def test_forgetting_does_not_undo_a_rollback(
+    site: Site, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for ds in ds_range(START, day(1)):
+        assert run(site, instance, ds).success
+    use(site, instance, monkeypatch)
+    pf("rollback")
+    assert "nothing is released now" in pf("forget", str(min(snapshot(site, day(1)))))
+    assert str(read_pointer(site).current).startswith(START)
+
+
 def test_rollback_and_recommendations(
     site: Site, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,8 +389,6 @@ def test_rollback_and_recommendations(
 
 
 def test_export(site: Site, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
     assert run(site, instance, START, day(1)).success
     use(site, instance, monkeypatch)
     pf("export", "users", str(tmp_path / "users"))
@@ -380,3 +434,14 @@ def test_nothing_to_repair(site: Site, instance: dg.DagsterInstance) -> None:
         plan_repair(site, since=day(5))
     with pytest.raises(PipelineError, match="is before --since"):
         plan_repair(site, since=day(5), until=day(4))
+
+
+def test_a_repair_builds_what_is_missing(
+    site: Site, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A morning failed after the timelines: the command that the sensor names ends with a release."""
+    assert run(site, instance, START, day(2)).success
+    assert run(site, instance, day(2), day(3), assets=("raw_actions", "pin_features", "user_timelines")).success
+    use(site, instance, monkeypatch)
+    pf("repair", "--since", day(2), "--until", day(3))
+    assert read_pointer(site).current == f"{day(3)}.1"

@@ -96,7 +96,7 @@ def test_the_demo_file_is_valid() -> None:
     site = load_site(REPOSITORY / "dagster_home" / "demo.yaml", environment={"PF_DATA_DIR": "/data"})
     assert site.directory == Path("/data/demo")
     assert site.log_root == Path("/data/demo_site")
-    assert site.deletion_list is None
+    assert site.deletion_list == "/data/demo_site/forget.txt"
 
 
 # Paths and the environment
