@@ -93,15 +93,15 @@ def write_index(site: Site, num_pins: int, rng: np.random.Generator) -> None:
 # Publishing
 
 
-def publish(root: Path, num_users: int) -> float:
-    """Seconds of a publication from nothing."""
+def publish(root: Path, num_users: int) -> tuple[float, float]:
+    """Seconds of a publication from nothing, and of building and verifying its store."""
     site = bench_site(root, num_users)
     shutil.rmtree(release_root(site), ignore_errors=True)
     started = time.perf_counter()
     manifest = publish_release(site, DS, progress=say)
     seconds = time.perf_counter() - started
     assert manifest["counts"]["users"] == num_users
-    return seconds
+    return seconds, manifest["store_seconds"]
 
 
 def put_bare(root: Path, num_users: int) -> float:
@@ -164,19 +164,21 @@ def main() -> None:
         if not snapshot_state(site).days():
             write_snapshot(site, DS, num_users, rng)
             write_index(site, num_pins, rng)
-        ours_s, bare_s, peak_gb = [], [], 0.0
+        whole_s, ours_s, bare_s, peak_gb = [], [], [], 0.0
         for _ in range(3):
             published = measure(publish, root, num_users)
-            ours_s.append(published.outcome)
+            whole_s.append(published.outcome[0])
+            ours_s.append(published.outcome[1])
             peak_gb = max(peak_gb, published.peak_gb)
             bare_s.append(measure(put_bare, root, num_users).outcome)
-            say(f"publish {ours_s[-1]:.2f} s, bare puts {bare_s[-1]:.2f} s")
+            say(f"release {whole_s[-1]:.2f} s, its store {ours_s[-1]:.2f} s, bare puts {bare_s[-1]:.2f} s")
         size_gb = (release_root(site) / f"{DS}.1" / "users" / "data.mdb").stat().st_size / 1e9
         requests = measure(recommend, root, num_users, num_requests).outcome
 
-    report("release_publish_1m_users", min(ours_s), "s")
+    report("release_publish_1m_users", min(whole_s), "s")
+    report("release_store_1m_users", min(ours_s), "s")
     report("release_bare_lmdb_puts_1m_users", min(bare_s), "s")
-    report("release_publish_speed_over_bare_puts", min(bare_s) / min(ours_s), "x", bar=">= 0.5")
+    report("release_store_speed_over_bare_puts", min(bare_s) / min(ours_s), "x", bar=">= 0.5")
     report("release_publish_peak_memory", peak_gb, "GB")
     report("release_store_size", size_gb, "GB")
     for name, milliseconds in requests.items():

@@ -23,7 +23,7 @@ from pf_core.engine import LocalEngine, bucket_of
 from pf_core.pin_features import pin_state
 from pf_core.raw_actions import positive_mask, read_deletion_list
 from pf_core.site import Site
-from pf_core.state import Manifest
+from pf_core.state import Manifest, take_rows
 from pf_core.timelines import read_bucket
 
 WORDS = ("action_type", "surface")
@@ -86,7 +86,7 @@ def pins_by_id(
     rows = np.flatnonzero(is_wanted)
     rows = rows[pc.sort_indices(known["pin_id"].take(pa.array(rows))).to_numpy()]
     for start in range(0, len(rows), PIN_BATCH_ROWS):
-        yield dataset.take(rows[start : start + PIN_BATCH_ROWS], columns=list(columns))
+        yield take_rows(dataset, rows[start : start + PIN_BATCH_ROWS], columns)
 
 
 def finite_features(pins: pa.Table, ds: str) -> np.ndarray:

@@ -35,7 +35,7 @@ from pf_core.model import PinnerFormer
 from pf_core.packing import command, finite_features, pins_by_id
 from pf_core.pin_features import content_name, pin_state
 from pf_core.site import Site
-from pf_core.state import DailyState, Manifest, create_bucket
+from pf_core.state import DailyState, Manifest, create_bucket, take_rows
 
 CHUNK_ROWS = 8192
 BLOCK_ROWS = 1024
@@ -101,7 +101,7 @@ def sample_users(site: Site, ds: str, num_users: int) -> np.ndarray:
         keyed = ids.append_column("hash", pa.array(bucket_of(ids["user_id"], SECOND_HASH)))
         order = pc.sort_indices(keyed, sort_keys=[("hash", "ascending"), ("user_id", "ascending")])
         rows = np.sort(order.to_numpy()[: num_users - num_found])
-        parts.append(matrix_of(dataset.take(rows, columns=["embedding"])["embedding"]).astype(np.float32))
+        parts.append(matrix_of(take_rows(dataset, rows, ["embedding"])["embedding"]).astype(np.float32))
         num_found += len(rows)
         if num_found == num_users:
             break

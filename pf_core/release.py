@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import lance
 import numpy as np
@@ -144,12 +143,16 @@ def _build(site: Site, draft: Manifest, progress: Callable[[str], None]) -> Mani
         shutil.copytree(index_build, building / "index", copy_function=_link_or_copy)
         stream = _Stream(site, draft, progress)
         with contextlib.closing(store_of(site, building, draft)) as store:
+            store_started = time.monotonic()
             store.build(stream.buckets(), num_users=stream.num_users)
-            counts, checks = _verify(building, draft, store, stream)
+            checks = _verify_users(draft, store, stream)
+            store_seconds = time.monotonic() - store_started
+        checks |= {"pins_in_index": _verify_index(building, draft), "model_versions": 1}
         manifest = draft | {
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "counts": counts,
+            "counts": {"users": checks["users_in_store"], "pins": checks["pins_in_index"]},
             "checks": checks,
+            "store_seconds": round(store_seconds, 3),
             "seconds": round(time.monotonic() - started, 3),
         }
         write_json(building / DESCRIPTION, manifest)
@@ -235,10 +238,8 @@ def _copied(rows: pa.Table) -> pa.Table:
     return rows.take(pa.array(np.arange(rows.num_rows)))
 
 
-def _verify(
-    building: Path, draft: Manifest, store: UserStore, stream: _Stream
-) -> tuple[dict[str, int], dict[str, Any]]:
-    """What was written is what should have been; counts and checks for the manifest."""
+def _verify_users(draft: Manifest, store: UserStore, stream: _Stream) -> dict[str, int]:
+    """What was written is what should have been; what was checked, for the manifest."""
     num_stored, release = store.count(), draft["release"]
     if not num_stored + stream.num_left_out == stream.num_read == stream.num_users:
         raise PipelineError(
@@ -256,20 +257,24 @@ def _verify(
             f"store differ from the snapshot, such as {sampled['user_id'][int(np.argmin(is_equal))].as_py()!r}. "
             "Nothing was published"
         )
-    index = PinIndex.open(building / "index")
-    described = {name: index.description[name] for name in ("model_version", "embedding_dim")}
-    index.vectors(np.arange(min(1, len(index))))  # a graph can be loaded
-    if described != {name: draft[name] for name in described}:
-        raise PipelineError(f"release {release}: the index is of {described}, the users are not. Nothing was published")
-    checks = {
+    return {
         "users_in_snapshot": stream.num_users,
         "users_in_store": num_stored,
         "forgotten_left_out": stream.num_left_out,
         "users_read_back_equal": len(is_equal),
-        "pins_in_index": len(index),
-        "model_versions": 1,
     }
-    return {"users": num_stored, "pins": len(index)}, checks
+
+
+def _verify_index(building: Path, draft: Manifest) -> int:
+    """It is of the users' model, and a graph can be loaded; how many pins it has."""
+    index = PinIndex.open(building / "index")
+    described = {name: index.description[name] for name in ("model_version", "embedding_dim")}
+    index.vectors(np.arange(min(1, len(index))))
+    if described != {name: draft[name] for name in described}:
+        raise PipelineError(
+            f"release {draft['release']}: the index is of {described}, the users are not. Nothing was published"
+        )
+    return len(index)
 
 
 # Afterwards

@@ -163,10 +163,6 @@ def replace_rows(
     """
     if len(gone) == 0 and rows.num_rows == 0:
         return base
-    fragments, num_rows = base.get_fragments(), base.count_rows()
-    num_dead = sum(fragment.physical_rows for fragment in fragments) - num_rows + len(gone)
-    if len(fragments) >= compact_after or num_dead > max_dead_share * num_rows:
-        return create_bucket(Path(base.uri), _merged(base, gone, rows))
     if base.latest_version != base.version:
         base.restore()
     removed, updated = [], []
@@ -179,30 +175,20 @@ def replace_rows(
             updated += [left] if left is not None else []
     added = write_fragments(_independent_batches(rows), base, mode="append") if rows.num_rows else []
     change = lance.LanceOperation.Update(removed_fragment_ids=removed, updated_fragments=updated, new_fragments=added)
-    return lance.LanceDataset.commit(base, change, read_version=base.version)
+    dataset = lance.LanceDataset.commit(base, change, read_version=base.version)
+    fragments = dataset.get_fragments()
+    num_dead = sum(fragment.num_deletions for fragment in fragments)
+    if len(fragments) > compact_after or num_dead > max_dead_share * dataset.count_rows():
+        dataset.optimize.compact_files()
+    return dataset
 
 
-def _merged(base: lance.LanceDataset, gone: pa.ChunkedArray, rows: pa.Table) -> pa.RecordBatchReader:
-    """The rows that stay, then the new ones: what changed longest ago comes first."""
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for batch in stream_batches(base, base.schema.names, with_row_address=True):
-            stays = pc.invert(pc.is_in(batch[ROW_ADDRESS], gone))
-            yield batch.filter(stays).select(base.schema.names)
-        yield from _independent_batches(rows)
-
-    return pa.RecordBatchReader.from_batches(base.schema, batches())
-
-
-def stream_batches(
-    dataset: lance.LanceDataset, columns: Sequence[str], *, with_row_address: bool = False
-) -> Iterator[pa.RecordBatch]:
+def stream_batches(dataset: lance.LanceDataset, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """A scan in bounded memory: left to itself, Lance reads ahead by up to 2 GB."""
     return dataset.to_batches(
         columns=list(columns),
         batch_size=BATCH_ROWS,
         io_buffer_size=READ_AHEAD_BYTES,
-        with_row_address=with_row_address,
     )
 
 
@@ -211,7 +197,7 @@ def take_rows(dataset: lance.LanceDataset, position: np.ndarray, columns: Sequen
 
     Where rows were deleted, Lance's own `take` needs up to a millisecond for each row to translate its position.
     """
-    if not any(fragment.num_deletions for fragment in dataset.get_fragments()):
+    if not len(position) or not any(fragment.num_deletions for fragment in dataset.get_fragments()):
         return dataset.take(position, columns=list(columns))
     address = dataset.to_table(columns=[], with_row_address=True)[ROW_ADDRESS].take(pa.array(position))
     found = dataset.to_table(columns=list(columns), filter=is_one_of(ROW_ADDRESS, address), with_row_address=True)

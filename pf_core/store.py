@@ -17,10 +17,11 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import lmdb
 import numpy as np
@@ -37,6 +38,7 @@ MAX_READERS = 4096
 COMMIT_BYTES = 8 << 20
 """Of values in one LMDB transaction or one Redis pipeline: what is held beside the bucket."""
 DAY_BYTES = 4
+Item = TypeVar("Item")
 EPOCH = date(1970, 1, 1)
 
 
@@ -116,6 +118,15 @@ def portions(order: np.ndarray, value_bytes: int) -> Iterator[np.ndarray]:
     step = max(1, COMMIT_BYTES // value_bytes)
     for start in range(0, len(order), step):
         yield order[start : start + step]
+
+
+def _one_ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """The same items; while one is used, a thread makes the next."""
+    with ThreadPoolExecutor(1) as thread:
+        ahead = thread.submit(next, items, None)
+        while (item := ahead.result()) is not None:
+            ahead = thread.submit(next, items, None)
+            yield item
 
 
 # LMDB
@@ -214,8 +225,11 @@ class LmdbStore:
             str(self._path), map_size=self._map_size(num_users), sync=False, metasync=False, meminit=False
         )
         try:
-            for bucket, rows in buckets:
-                self._append(environment, bucket, rows)
+            for bucket, keys, values in _one_ahead(self._encoded(buckets)):
+                with environment.begin(write=True) as transaction, transaction.cursor() as cursor:
+                    _, num_added = cursor.putmulti(zip(keys, values, strict=True), append=True)
+                if num_added != len(keys):
+                    raise PipelineError(f"a user has two rows in bucket {bucket}, or the buckets are not in order")
             environment.sync(True)
         except lmdb.Error as error:
             raise PipelineError(
@@ -224,16 +238,14 @@ class LmdbStore:
         finally:
             environment.close()
 
-    def _append(self, environment: lmdb.Environment, bucket: int, rows: pa.Table) -> None:
-        ids, values = rows["user_id"], encode_values(rows)
-        keys = _lmdb_keys(ids, np.full(rows.num_rows, bucket, np.uint16))
-        order = np.argsort(ids.to_numpy() if pa.types.is_integer(ids.type) else keys)
-        for taken in portions(order, values.itemsize):
-            pairs = zip(keys.take(taken).tolist(), values.take(taken).tolist(), strict=True)
-            with environment.begin(write=True) as transaction, transaction.cursor() as cursor:
-                _, num_added = cursor.putmulti(pairs, append=True)
-            if num_added != len(taken):
-                raise PipelineError(f"a user has two rows in bucket {bucket}, or the buckets are not in order")
+    def _encoded(self, buckets: Iterable[tuple[int, pa.Table]]) -> Iterator[tuple[int, list[bytes], list[bytes]]]:
+        """(bucket, keys, values) in the order of the keys, a transaction's worth at a time."""
+        for bucket, rows in buckets:
+            ids, values = rows["user_id"], encode_values(rows)
+            keys = _lmdb_keys(ids, np.full(rows.num_rows, bucket, np.uint16))
+            order = np.argsort(ids.to_numpy() if pa.types.is_integer(ids.type) else keys)
+            for taken in portions(order, values.itemsize):
+                yield bucket, keys.take(taken).tolist(), values.take(taken).tolist()
 
     def _map_size(self, num_users: int) -> int:
         """Address space, not disk: several times what the pages can take, and room for the pages of a deletion."""

@@ -31,7 +31,7 @@ from pf_core.contracts import (
 from pf_core.engine import LocalEngine, bucket_of
 from pf_core.raw_actions import bucket_files, raw_digest, read_manifest
 from pf_core.site import Site
-from pf_core.state import DailyState, Manifest, advance_bucket, create_bucket
+from pf_core.state import DailyState, Manifest, advance_bucket, create_bucket, take_rows
 
 SCAN_ABOVE_SHARE = 0.3
 """Of a bucket's users: from here on, reading all rows is faster than picking the active users' ones."""
@@ -259,7 +259,7 @@ def _rows_of(
     position = np.flatnonzero(is_wanted)
     if len(position) > len(known) * SCAN_ABOVE_SHARE:
         return dataset.to_table(columns=list(columns)).take(pa.array(position))
-    return dataset.take(position, columns=list(columns))
+    return take_rows(dataset, position, columns)
 
 
 def _read_actions(task: _BucketTask) -> tuple[pa.Table, int]:

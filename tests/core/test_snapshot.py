@@ -377,9 +377,9 @@ def test_a_lost_user_is_noticed(small_site: MakeSite, monkeypatch: pytest.Monkey
 def test_a_day_stays_as_it_was_through_many_merges_rewriting_and_retention(small_site: MakeSite) -> None:
     site = with_serving(small_site(timelines={"num_buckets": 1}), retention_days=22, compact_after_fragments=4)
     days = ds_range(START, shift_ds(START, 24))
-    deltas: dict[str, Delta] = {days[0]: dict.fromkeys(range(200), 0.1)}
+    deltas: dict[str, Delta] = {days[0]: dict.fromkeys(range(1000), 0.1)}
     for number, ds in enumerate(days[1:], 1):
-        deltas[ds] = {(7 * number + user) % 210: number / 100 for user in range(8)}
+        deltas[ds] = {(7 * number + user) % 1010: number / 100 for user in range(8)}
     write_days(site, deltas)
     fragments = []
     for ds in days:
