@@ -61,7 +61,7 @@ def plan_repair(site: Site, *, since: str, until: str | None = None) -> RepairPl
     ingested = ingested_days(site)
     if not ingested:
         raise PipelineError("raw_actions has no day yet: nothing to repair")
-    newest = until = until or max(since, ingested[-1])
+    until = until or max(since, ingested[-1])
     if parse_ds(until) < parse_ds(since):
         raise PipelineError(f"--until {until} is before --since {since}")
     if since > shift_ds(ingested[-1], 1) or until < ingested[0]:
@@ -70,18 +70,20 @@ def plan_repair(site: Site, *, since: str, until: str | None = None) -> RepairPl
         )
     source = site.source.actions
     early, late = (source.early_days, source.late_days) if source.is_dated else (0, 0)
-    newest = max(newest, ingested[-1])
+    newest = max(until, ingested[-1])
     raw_days = ds_range(max(ingested[0], shift_ds(since, -late)), min(newest, shift_ds(until, early)))
     timelines, embeddings, pins = (state(site).days() for state in (timeline_state, embedding_state, pin_state))
     timeline_days = _from(timelines, raw_days[0], newest)
-    embedding_days = [ds for ds in _from(embeddings, raw_days[0], newest) if ds >= timelines[0]]
+    embedding_days = [ds for ds in _from(embeddings, raw_days[0], newest) if ds >= min(timeline_days, default=ds)]
     pin_days = _from(pins, raw_days[0], newest)
     notes = []
-    if embedding_days and _lost_day_before(embeddings, embedding_days):
+    first = embedding_state(site).manifest(embedding_days[0]) if embedding_days else None
+    if first is not None and first["mode"] == "active" and _lost_day_before(embeddings, embedding_days):
         notes.append(
             f"the day before {embedding_days[0]} is no longer kept: everybody is embedded on {embedding_days[0]}"
         )
-    if site.source.pins.is_incremental and pin_days[0] != site.start_ds and _lost_day_before(pins, pin_days):
+    is_first = pin_days[:1] == [site.start_ds]
+    if site.source.pins.is_incremental and not is_first and _lost_day_before(pins, pin_days):
         notes.append(f"pin_features {pin_days[0]} stays as it is: the day before it is no longer kept")
         pin_days = pin_days[1:]
     users, num_embeddings = _count_affected(

@@ -430,6 +430,7 @@ def test_advice_is_a_sentence(site: Site) -> None:
 def test_nothing_to_repair(site: Site, instance: dg.DagsterInstance) -> None:
     assert run(site, instance, START, day(1), assets=("raw_actions",)).success
     assert ingested_days(site) == [START, day(1)]
+    assert plan_repair(site, since=START).partitions["raw_actions"] == [START, day(1)]
     with pytest.raises(PipelineError, match=f"raw_actions has {START} to {day(1)}"):
         plan_repair(site, since=day(5))
     with pytest.raises(PipelineError, match="is before --since"):
