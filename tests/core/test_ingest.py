@@ -213,7 +213,7 @@ def test_late_rows_that_wait_for_their_day_are_seen(small_site: MakeSite) -> Non
     [second] = site.ingest(DAYS[1:2])
     verdict = judge_late_rows(site.site, second)
     assert not verdict.passed
-    assert "1 rows belong to 2026-01-01, ingested before they arrived; re-run" in verdict.reason
+    assert "1 rows belong to 2026-01-01, ingested before they arrived; take them in with: pf repair" in verdict.reason
     assert verdict.reason.endswith("2026-01-01...2026-01-02")
     site.ingest(DAYS[:2])
     assert sorted(row[2] for row in site.actions(DAYS[0])) == ["late", "p"]
