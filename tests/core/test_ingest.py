@@ -214,7 +214,7 @@ def test_late_rows_that_wait_for_their_day_are_seen(small_site: MakeSite) -> Non
     verdict = judge_late_rows(site.site, second)
     assert not verdict.passed
     assert "1 rows belong to 2026-01-01, ingested before they arrived; take them in with: pf repair" in verdict.reason
-    assert verdict.reason.endswith("2026-01-01...2026-01-02")
+    assert verdict.reason.endswith("--since 2026-01-02 --until 2026-01-02")
     site.ingest(DAYS[:2])
     assert sorted(row[2] for row in site.actions(DAYS[0])) == ["late", "p"]
     again = read_manifest(site.site, DAYS[1])
