@@ -54,7 +54,7 @@ class ServingQuality(Strict):
     """When a day's embeddings are abnormal."""
 
     min_active_coverage: float = Field(default=0.9, ge=0, le=1)
-    """Share of the active users (or of everybody, when all are embedded) who get one; below it, nothing is published."""
+    """Share of the active users (of everybody, when all are embedded) who get one; below it, nothing is published."""
     max_mean_drift: float = Field(default=0.2, ge=0)
     """Distance of the mean of the day's embeddings from that of the days before; above it, a warning."""
     max_change_ratio: float = Field(default=2.0, gt=0)
