@@ -13,7 +13,7 @@ import redis
 
 from pf_core.contracts import PipelineError
 from pf_core.engine import bucket_of
-from pf_core.store import Lookup, decode_values, encode_values, portions
+from pf_core.store import Lookup, Values, decode_values, portions
 
 TIMEOUT_S = 10.0
 FIELDS_AT_ONCE = 512
@@ -37,11 +37,11 @@ class RedisStore:
     def build(self, buckets: Iterable[tuple[int, pa.Table]], *, num_users: int) -> None:
         self.drop()
         for bucket, rows in buckets:
-            fields, values = _fields(rows["user_id"]), encode_values(rows)
-            for taken in portions(np.arange(rows.num_rows), values.itemsize):
+            fields, values = _fields(rows["user_id"]), Values(rows)
+            for taken in portions(np.arange(rows.num_rows), values.num_bytes):
                 with self._errors(), self._client.pipeline(transaction=False) as pipeline:
                     for part in np.split(taken, range(FIELDS_AT_ONCE, len(taken), FIELDS_AT_ONCE)):
-                        pairs = zip([fields[row] for row in part.tolist()], values.take(part).tolist(), strict=True)
+                        pairs = zip([fields[row] for row in part.tolist()], values.take(part), strict=True)
                         pipeline.hset(self._key(bucket), mapping=dict(pairs))
                     pipeline.execute()
 

@@ -65,7 +65,7 @@ class UserStore(Protocol):
     def build(self, buckets: Iterable[tuple[int, pa.Table]], *, num_users: int) -> None:
         """Fill the store with (bucket, rows of the snapshot), buckets ascending, and make it durable.
 
-        Whatever an earlier attempt left is replaced. Memory: a bucket and COMMIT_BYTES.
+        Whatever an earlier attempt left is replaced. Memory: two buckets and COMMIT_BYTES.
         """
 
     def count(self) -> int: ...
@@ -86,17 +86,20 @@ class UserStore(Protocol):
 # Values
 
 
-def encode_values(rows: pa.Table) -> np.ndarray:
-    """The values of a bucket's rows, as N strings of bytes."""
-    days, embedding = rows["computed_ds"].cast(pa.int32()).to_numpy(), rows["embedding"]
-    values_NW = np.empty((rows.num_rows, DAY_BYTES + 2 * embedding.type.list_size), np.uint8)
-    values_NW[:, :DAY_BYTES] = days.astype("<i4")[:, None].view(np.uint8)
-    start = 0
-    for chunk in embedding.chunks:
-        vectors = matrix_of(chunk).astype("<f2", copy=False)
-        values_NW[start : start + len(chunk), DAY_BYTES:] = vectors.view(np.uint8)
-        start += len(chunk)
-    return values_NW.view(f"V{values_NW.shape[1]}")[:, 0]
+class Values:
+    """The values of a bucket's rows; encoded when they are taken, so that a vector is copied once."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._days = rows["computed_ds"].cast(pa.int32()).to_numpy().astype("<i4")
+        self._vectors = matrix_of(rows["embedding"]).astype("<f2", copy=False)
+        self.num_bytes = DAY_BYTES + self._vectors.shape[1] * self._vectors.itemsize
+        """Of one value."""
+
+    def take(self, rows: np.ndarray) -> list[bytes]:
+        values_NW = np.empty((len(rows), self.num_bytes), np.uint8)
+        values_NW[:, :DAY_BYTES] = self._days[rows, None].view(np.uint8)
+        values_NW[:, DAY_BYTES:] = self._vectors[rows].view(np.uint8)
+        return values_NW.view(f"V{self.num_bytes}")[:, 0].tolist()
 
 
 def decode_values(values: list[bytes | None], embedding_dim: int) -> Lookup:
@@ -240,12 +243,12 @@ class LmdbStore:
 
     def _encoded(self, buckets: Iterable[tuple[int, pa.Table]]) -> Iterator[tuple[int, list[bytes], list[bytes]]]:
         """(bucket, keys, values) in the order of the keys, a transaction's worth at a time."""
-        for bucket, rows in buckets:
-            ids, values = rows["user_id"], encode_values(rows)
+        for bucket, rows in _one_ahead(iter(buckets)):
+            ids, values = rows["user_id"], Values(rows)
             keys = _lmdb_keys(ids, np.full(rows.num_rows, bucket, np.uint16))
             order = np.argsort(ids.to_numpy() if pa.types.is_integer(ids.type) else keys)
-            for taken in portions(order, values.itemsize):
-                yield bucket, keys.take(taken).tolist(), values.take(taken).tolist()
+            for taken in portions(order, values.num_bytes):
+                yield bucket, keys.take(taken).tolist(), values.take(taken)
 
     def _map_size(self, num_users: int) -> int:
         """Address space, not disk: several times what the pages can take, and room for the pages of a deletion."""
