@@ -38,6 +38,7 @@ from pf_core.objectives import (
     lay_out,
     mixed,
     permuted,
+    ragged,
     sample_pairs,
     sample_sequences,
 )
@@ -142,7 +143,7 @@ class TrainingBatches(Dataset[Batch]):
         self._path, self._config = training_set, config
         self._rank, self._world_size = rank, world_size
         self._opened: tuple[TrainingSet, BatchPlan] | None = None
-        is_allowed(config.sampling, open_training_set(training_set).action_types)  # a mistake shows before the start
+        _chosen_types(config, open_training_set(training_set).action_types)  # a mistake shows before the start
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_opened": None}
@@ -205,21 +206,24 @@ def sample_batch(
 ) -> Batch:
     """Cut sequences and draw pairs from these users' timelines."""
     timelines, sampling = training_set.train, config.sampling
+    is_target, is_read = _chosen_types(config, training_set.action_types)
     first_U = _take(timelines.offsets, user_U)
     length_U = _take(timelines.offsets, user_U + 1) - first_U
+    user_A, number_A = ragged(length_U)
+    action_A = first_U[user_A] + number_A  # from an action's number in the block to its place in the split's arrays
+    type_A = _take(timelines.action_type, action_A)
+    if is_read is not None:
+        kept = is_read[type_A]
+        action_A, type_A, length_U = action_A[kept], type_A[kept], np.bincount(user_A[kept], minlength=len(user_U))
     offsets = np.concatenate([[0], np.cumsum(length_U)])
-    to_flat_U = first_U - offsets[:-1]  # from an action's number in the block to its place in the split's arrays
-    action_A = np.arange(offsets[-1]) + np.repeat(to_flat_U, length_U)
     is_positive_A = _take(timelines.is_positive, action_A)
-    allowed = is_allowed(sampling, training_set.action_types)
-    if allowed is not None:
-        is_positive_A &= allowed[_take(timelines.action_type, action_A)]
+    if is_target is not None:
+        is_positive_A &= is_target[type_A]
     block = lay_out(offsets, _take(timelines.ts, action_A), is_positive_A, sampling)
 
     user_R, start_R, end_R = sample_sequences(block, key_U, sampling, config.model.sequence_length)
-    to_flat_R = to_flat_U[user_R]
     pairs = sample_pairs(block, mixed(key_U[user_R], end_R - offsets[user_R]), start_R, end_R, sampling)
-    pin_P = _take(timelines.pin, pairs.target_P + to_flat_R[pairs.row_P]).astype(np.int64)
+    pin_P = _take(timelines.pin, action_A[pairs.target_P]).astype(np.int64)
     query_Q, pair_query_P = np.unique(pairs.row_P * (offsets[-1] + 1) + pairs.position_P, return_inverse=True)
     query_row_Q, query_action_Q = np.divmod(query_Q, offsets[-1] + 1)
     users_with_pairs, pair_user_P = np.unique(user_R[pairs.row_P], return_inverse=True)
@@ -229,7 +233,7 @@ def sample_batch(
     feature = training_set.pin_feature
     empty = _in_one_piece((num_actions + len(pin_P) + len(random_pin_N)) * (feature.shape[1] * 4 + COLUMN_BYTES))
     return Batch(
-        sequences=collate_sequences(timelines, feature, start_R + to_flat_R, end_R + to_flat_R, empty=empty),
+        sequences=collate_sequences(timelines, feature, start_R, end_R, action_A=action_A, empty=empty),
         query_row_Q=_copied(query_row_Q, empty),
         query_position_Q=_copied(query_action_Q - start_R[query_row_Q], empty),
         pair_query_P=_copied(pair_query_P, empty),
@@ -244,13 +248,32 @@ def sample_batch(
     )
 
 
+def _chosen_types(
+    config: TrainConfig, action_types: list[str]
+) -> tuple[npt.NDArray[np.bool_] | None, npt.NDArray[np.bool_] | None]:
+    """By action type code: may it be predicted, and is it read? None: all of them."""
+    is_target = is_allowed("sampling.positive_types", config.sampling.positive_types, action_types)
+    return is_target, is_allowed("model.sequence_types", config.model.sequence_types, action_types)
+
+
 def collate_sequences(
-    timelines: Timelines, pin_feature: np.ndarray, start_R: Ints, end_R: Ints, *, empty: Allocate = torch.empty
+    timelines: Timelines,
+    pin_feature: np.ndarray,
+    start_R: Ints,
+    end_R: Ints,
+    *,
+    action_A: Ints | None = None,
+    empty: Allocate = torch.empty,
 ) -> Sequences:
-    """Sequences as the model reads them: actions start … end (included) of the split's arrays, padded on the right."""
+    """Sequences as the model reads them: actions start … end (included), padded on the right.
+
+    They are numbers of the split's arrays, or of `action_A`, which then says where those actions lie.
+    """
     length_R = end_R - start_R + 1
     step_S = np.arange(length_R.max(initial=1))
     action_RS = np.minimum(start_R[:, None] + step_S, end_R[:, None])
+    if action_A is not None:
+        action_RS = _take(action_A, action_RS)
     is_padding_RS = step_S >= length_R[:, None]
 
     def column(values: np.ndarray, dtype: npt.DTypeLike) -> Tensor:

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 from pf_core.contracts import PipelineError
 from pf_core.source import Strict
 
-Objective = Literal["next_action", "sasrec", "all_action", "dense_all_action"]
+Objective = Literal["next_action", "sasrec", "all_action", "dense_all_action", "summed"]
 Negatives = Literal["in_batch", "random", "mixed"]
 LogQ = Literal["none", "negatives", "all", "corrected"]
 Preset = Literal["paper", "demo", "tiny"]
@@ -37,6 +37,9 @@ class ModelConfig(Strict):
     """The user tower (A.2) and the pin tower."""
 
     features: FeatureConfig = FeatureConfig()
+    sequence_types: tuple[str, ...] | None = None
+    """Action types that a sequence holds; None is all of them. Others are neither read nor predicted (A.4 removes the
+    weaker ones)."""
     sequence_length: int = Field(default=256, ge=1)
     num_layers: int = Field(default=6, ge=0)
     hidden_dim: int = Field(default=768, ge=1)

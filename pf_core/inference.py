@@ -153,7 +153,8 @@ def cut_sequences(timelines: pa.Table, pins: PackedPins, description: dict[str, 
     column = {name: pc.list_flatten(timelines[name]) for name in timelines.column_names if name != "user_id"}
     user = np.repeat(np.arange(timelines.num_rows), pc.list_value_length(timelines["ts"]).to_numpy())
     pin = find_pins(pins.ids, column["pin_id"].combine_chunks())
-    action_type = encode_words(column["action_type"], description["action_types"])
+    read_types = description["model"].get("sequence_types")
+    action_type = encode_words(column["action_type"], description["action_types"], of=read_types)
     surface = encode_words(column["surface"], description["surfaces"])
     is_known = (action_type >= 0) & (surface >= 0)
     usable = np.flatnonzero(is_known & (pin >= 0))

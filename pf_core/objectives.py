@@ -1,8 +1,8 @@
-"""Which (position, target) pairs a timeline gives: the four objectives of section 3.4, the knobs of section 3.5.
+"""Which (position, target) pairs a timeline gives: the objectives of section 3.4, the knobs of section 3.5.
 
 - A *target* is a positive action of an allowed type. A position is *usable* if it has a target: its very next action
-  (next_action, sasrec), or any later action within K days (all_action, dense_all_action). A sequence may end at any
-  usable position T; sasrec and dense_all_action take further usable positions from inside it. A position's targets
+  (next_action, sasrec), or any later action within K days (all the others). A sequence may end at any
+  usable position T; all but next_action and all_action take further positions from inside it. A position's targets
   always lie after it, so that causal attention hides them, even where they belong to the sequence.
 - Later means a greater index: actions at the same microsecond keep the order of the timeline. K days is inclusive.
 - A timeline ends at the training cut, and so do all windows.
@@ -14,6 +14,7 @@
 Suffixes: U users, A actions of all their timelines, R sequences, P pairs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -56,17 +57,17 @@ class DrawnPairs(NamedTuple):
     weight_P: NDArray[np.float64]
 
 
-def is_allowed(config: SamplingConfig, action_types: list[str]) -> NDArray[np.bool_] | None:
-    """By action type code: do its positives count? None: they all do."""
-    if config.positive_types is None:
+def is_allowed(field: str, chosen: Sequence[str] | None, action_types: Sequence[str]) -> NDArray[np.bool_] | None:
+    """By action type code: is it among those that a field of the configuration names? None: they all are."""
+    if chosen is None:
         return None
-    unknown = sorted(set(config.positive_types) - set(action_types))
+    unknown = sorted(set(chosen) - set(action_types))
     if unknown:
         raise PipelineError(
-            f"sampling.positive_types: {', '.join(map(repr, unknown))} does not occur in the training set, "
+            f"{field}: {', '.join(map(repr, unknown))} does not occur in the training set, "
             f"which has {', '.join(map(repr, action_types))}"
         )
-    return np.isin(action_types, config.positive_types)
+    return np.isin(action_types, chosen)
 
 
 def lay_out(offsets: Ints, ts_A: Ints, is_positive_A: NDArray[np.bool_], config: SamplingConfig) -> TimelineBlock:
@@ -136,25 +137,43 @@ def sample_pairs(block: TimelineBlock, key_R: Keys, start_R: Ints, end_R: Ints, 
     all_action: from T, up to `max_positives_per_sequence` of the targets in its next K days.
     dense_all_action: up to `max_positives_per_sequence` of the sequence's usable positions, at random; for each, one
         random target of its own next K days, be it inside the sequence or after T.
+    summed: the pairs of dense_all_action and of sasrec; each objective weighs the same in a sequence that has both.
     """
-    most = config.max_positives_per_sequence
+    match config.objective:
+        case "next_action":
+            return _pairs(np.arange(len(end_R)), end_R, end_R + 1)
+        case "sasrec":
+            pairs = _next_pairs(block, start_R, end_R)
+            if config.equal_e1_weight:
+                others_P = np.maximum(np.bincount(pairs.row_P, minlength=len(end_R)) - 1, 1)[pairs.row_P]
+                pairs.weight_P[:] = np.where(pairs.position_P == end_R[pairs.row_P], others_P, 1)
+            return pairs
+        case "all_action":
+            first_R, num_R = _window(block, end_R)
+            row_P, number_P = draw_distinct(num_R, config.max_positives_per_sequence, mixed(key_R, FOR_TARGET))
+            return _pairs(row_P, end_R[row_P], block.targets[first_R[row_P] + number_P])
+        case "dense_all_action":
+            return _dense_pairs(block, key_R, start_R, end_R, config)
+        case "summed":
+            parts = [_dense_pairs(block, key_R, start_R, end_R, config), _next_pairs(block, start_R, end_R)]
+            for part in parts:
+                part.weight_P[:] = 1 / np.bincount(part.row_P, minlength=len(end_R))[part.row_P]
+            return DrawnPairs(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def _next_pairs(block: TimelineBlock, start_R: Ints, end_R: Ints) -> DrawnPairs:
+    """Every position of the sequence whose next action is a target."""
+    before = block.targets - 1
+    first_R = np.searchsorted(before, start_R)
+    row_P, number_P = ragged(np.searchsorted(before, end_R, side="right") - first_R)
+    position_P = before[first_R[row_P] + number_P]
+    return _pairs(row_P, position_P, position_P + 1)
+
+
+def _dense_pairs(block: TimelineBlock, key_R: Keys, start_R: Ints, end_R: Ints, config: SamplingConfig) -> DrawnPairs:
     first_R = np.searchsorted(block.usable, start_R)
     num_usable_R = np.searchsorted(block.usable, end_R, side="right") - first_R
-    if config.objective == "next_action":
-        return _pairs(np.arange(len(end_R)), end_R, end_R + 1)
-    if config.objective == "sasrec":
-        row_P, number_P = ragged(num_usable_R)
-        position_P = block.usable[first_R[row_P] + number_P]
-        pairs = _pairs(row_P, position_P, position_P + 1)
-        if config.equal_e1_weight:
-            others_P = np.maximum(num_usable_R - 1, 1)[row_P]
-            pairs.weight_P[:] = np.where(position_P == end_R[row_P], others_P, 1)
-        return pairs
-    if config.objective == "all_action":
-        first_R, num_R = _window(block, end_R)
-        row_P, number_P = draw_distinct(num_R, most, mixed(key_R, FOR_TARGET))
-        return _pairs(row_P, end_R[row_P], block.targets[first_R[row_P] + number_P])
-    row_P, number_P = draw_distinct(num_usable_R, most, mixed(key_R, FOR_POSITION))
+    row_P, number_P = draw_distinct(num_usable_R, config.max_positives_per_sequence, mixed(key_R, FOR_POSITION))
     position_P = block.usable[first_R[row_P] + number_P]
     first_P, num_P = _window(block, position_P)
     chosen_P = below(num_P, mixed(mixed(key_R, FOR_TARGET)[row_P], number_P))

@@ -103,21 +103,31 @@ def finite_features(pins: pa.Table, ds: str) -> np.ndarray:
 
 
 def write_pins(site: Site, pins: Manifest, folder: Path) -> dict[str, int]:
-    """Write features, ids and candidates of a pin_features partition by pin id; returns the counts."""
+    """Write features, ids, interests and candidates of a pin_features partition by pin id; returns the counts."""
     folder.mkdir()
+    codes: dict[str, int] = {}
     dataset = lance.dataset(pin_state(site).bucket_path(0), version=pins["versions"][0])
     schema = pa.schema([("pin_id", id_arrow_type(site.source.pins.pin_id.type))])
     with (
         closing(NpyFile(folder / "feature.npy", np.float32, row_shape=(pins["dim"],))) as feature,
         closing(NpyFile(folder / "candidates.npy", np.int64)) as candidates,
+        closing(NpyFile(folder / "interest.npy", np.int32)) as interest,
         pa.ipc.new_file(folder / "pin_id.arrow", schema) as ids,
     ):
-        for chunk in pins_by_id(dataset, ["pin_id", "feature", "is_candidate"]):
+        for chunk in pins_by_id(dataset, ["pin_id", "feature", "interest", "is_candidate"]):
             values = finite_features(chunk, pins["ds"])
             candidates.append(len(feature) + np.flatnonzero(chunk["is_candidate"].to_numpy()))
             feature.append(values)
+            interest.append(_number_words(chunk["interest"], codes))
             ids.write_batch(pa.record_batch([chunk["pin_id"].combine_chunks()], schema=schema))
         return {"pins": len(feature), "candidates": len(candidates)}
+
+
+def _number_words(words: pa.ChunkedArray, codes: dict[str, int]) -> np.ndarray:
+    """Each word's number in the order of first sight; `codes` grows by what is new."""
+    encoded = words.combine_chunks().dictionary_encode()
+    number = np.array([codes.setdefault(word, len(codes)) for word in encoded.dictionary.to_pylist()], np.int32)
+    return number[encoded.indices.to_numpy()]
 
 
 def find_pins(path: Path, pin_ids: pa.Array) -> np.ndarray:
@@ -238,11 +248,17 @@ def join_buckets(
     return counts | {"dropped": dropped}, splits[0].first_us
 
 
-def encode_words(words: pa.ChunkedArray, vocabulary: Sequence[str]) -> np.ndarray:
-    """The position of each word, -1 if the vocabulary does not have it."""
+def encode_words(words: pa.ChunkedArray, vocabulary: Sequence[str], *, of: Sequence[str] | None = None) -> np.ndarray:
+    """The position of each word, -1 if the vocabulary, or the part of it that is asked for, does not have it."""
     encoded = words.unify_dictionaries().combine_chunks()
-    code = pc.index_in(encoded.dictionary, value_set=pa.array(vocabulary, pa.string())).fill_null(-1)
-    return code.to_numpy().astype(np.int16)[encoded.indices.to_numpy()]
+    code = recode(encoded.dictionary.to_pylist(), vocabulary, of=of)
+    return code[encoded.indices.to_numpy()]
+
+
+def recode(words: Sequence[str], vocabulary: Sequence[str], *, of: Sequence[str] | None = None) -> np.ndarray:
+    """By word, its position in the vocabulary; -1 if that, or the part of it that is asked for, does not have it."""
+    codes = {word: code for code, word in enumerate(vocabulary) if of is None or word in of}
+    return np.array([codes.get(word, -1) for word in words], np.int16)
 
 
 class _Split:

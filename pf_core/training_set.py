@@ -95,6 +95,13 @@ class TrainingSet:
         """Rows of that many distinct candidates, ascending; all of them if there are no more."""
         return np.asarray(self.candidates[sample_below(len(self.candidates), size, rng)])
 
+    def interests(self) -> np.ndarray:
+        """By pin row, the number of its interest."""
+        path = self.path / "pins" / "interest.npy"
+        if not path.exists():
+            raise PipelineError(f"{self.path} was built before interests were kept; re-run: {command('training_set')}")
+        return np.asarray(np.load(path, mmap_mode="r"))
+
     def __reduce__(self) -> tuple[Any, ...]:
         return open_training_set, (self.path,)
 

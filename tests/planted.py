@@ -23,7 +23,12 @@ def write_planted_set(path: Path, *, num_users: int = 240, num_held_out: int = 6
     interest_of_pin = np.arange(num_pins) % NUM_INTERESTS
     direction = np.linalg.qr(rng.normal(size=(FEATURE_DIM, FEATURE_DIM)))[0][:NUM_INTERESTS]
     feature = direction[interest_of_pin] + 0.15 * rng.normal(size=(num_pins, FEATURE_DIM))
-    _save(path / "pins", feature=feature.astype(np.float32), candidates=np.arange(num_pins))
+    _save(
+        path / "pins",
+        feature=feature.astype(np.float32),
+        candidates=np.arange(num_pins),
+        interest=interest_of_pin.astype(np.int32),
+    )
     for split, num in (("train", num_users), ("held_out", num_held_out)):
         length = rng.integers(20, 40, num)
         offsets = np.concatenate([[0], np.cumsum(length)])

@@ -363,6 +363,24 @@ def test_positive_types_restrict_the_targets(make_set: MakeSet) -> None:
     assert targets == {None: {0, 2}, ("click",): {0}, ("repin",): {2}, ("closeup",): set()}  # closeups are not positive
 
 
+def test_sequence_types_leave_the_others_out(make_set: MakeSet) -> None:
+    """A sequence of strong actions is that of timelines which have no others."""
+    path = make_set([20] * 16)
+    config = tiny(model={"sequence_types": ["click", "repin"]}, sampling={"objective": "sasrec"})
+    batch = one_rank(path, config)[0]
+    sequences = batch.sequences
+    for row, length in enumerate(sequences.length_R.tolist()):
+        pins = sequences.feature_RSF[row, :length, 0].long().tolist()
+        assert [pin for pin in range(pins[0], pins[-1] + 1) if pin % 3 != 1] == pins
+        assert length <= config.model.sequence_length
+    row_P = batch.query_row_Q[batch.pair_query_P]
+    last_P = sequences.feature_RSF[row_P, batch.query_position_Q[batch.pair_query_P], 0].long().tolist()
+    for last, target in zip(last_P, batch.pair_pin_P.tolist(), strict=True):
+        assert target == last + (2 if last % 3 == 0 else 1)  # the next one that is no closeup
+    with pytest.raises(PipelineError, match=r"model\.sequence_types: 'save'"):
+        one_rank(path, tiny(model={"sequence_types": ["save"]}))
+
+
 def test_an_unknown_positive_type_is_told_before_the_start(make_set: MakeSet) -> None:
     with pytest.raises(PipelineError, match="'save'"):
         one_rank(make_set([20]), tiny(sampling={"positive_types": ["save"]}))

@@ -37,6 +37,7 @@ OTHER: dict[tuple[str, ...], Any] = {
     ("model", "hidden_dim"): 32,
     ("model", "num_heads"): 4,
     ("model", "dropout"): 0.5,
+    ("model", "sequence_types"): ["repin"],
     ("sampling", "objective"): "sasrec",
     ("sampling", "positive_types"): ["repin"],
     ("sampling", "sequence_fraction"): 0.5,

@@ -201,6 +201,16 @@ def test_actions_without_a_feature_or_with_unknown_words_are_dropped_and_counted
     assert sequences.last_action_us.tolist() == [last_us, last_us]  # not the unusable action's
 
 
+def test_a_model_may_read_some_action_types_only(pins: PackedPins) -> None:
+    actions = [("p001", 10.0, "repin", "homefeed", 1.0), ("p002", 20.0, "click", "search", 2.0)]
+    model = make_model()
+    description = describe(model)
+    description["model"] = description["model"] | {"sequence_types": ["repin"]}
+    sequences = cut_sequences(timelines_of({7: actions}), pins, description)
+    assert sequences.actions.pin.tolist() == [1]
+    assert sequences.num_unknown_word == 1
+
+
 def test_the_newest_usable_actions_are_read(pins: PackedPins) -> None:
     """Dropping comes before cutting: an unusable action takes nobody's place."""
     [actions] = some_users([60]).values()

@@ -301,17 +301,29 @@ def test_orders_of_different_keys_have_nothing_in_common() -> None:
     assert (one == other).sum() < 10
 
 
+def test_summed_objectives_weigh_the_same_in_a_sequence() -> None:
+    pairs = pairs_of(sampling("summed", max_positives_per_sequence=2), 1, 6)
+    assert list(zip(pairs.position_P[2:].tolist(), pairs.target_P[2:].tolist(), strict=True)) == [
+        (position, position + 1) for position in NEXT_IS_POSITIVE if 1 <= position <= 6
+    ]
+    assert pairs.weight_P.tolist() == [1 / 2] * 2 + [1 / 4] * 4
+    for position, target in zip(pairs.position_P[:2].tolist(), pairs.target_P[:2].tolist(), strict=True):
+        assert target in WITHIN_3_DAYS[position]
+    dense = pairs_of(sampling("dense_all_action", max_positives_per_sequence=2), 1, 6)
+    assert dense.position_P.tolist() == pairs.position_P[:2].tolist()
+
+
 # Allowed types
 
 
 def test_positive_types_choose_among_the_vocabulary() -> None:
     types = ["click", "closeup", "repin"]
-    assert is_allowed(sampling("sasrec"), types) is None
-    allowed = is_allowed(sampling("sasrec", positive_types=["repin", "click"]), types)
+    assert is_allowed("positive_types", None, types) is None
+    allowed = is_allowed("positive_types", ["repin", "click"], types)
     assert allowed is not None
     assert allowed.tolist() == [True, False, True]
 
 
 def test_an_unknown_positive_type_is_told_with_the_known_ones() -> None:
     with pytest.raises(PipelineError, match=r"positive_types: 'save' does not occur .* 'click', 'repin'"):
-        is_allowed(sampling("sasrec", positive_types=["repin", "save"]), ["click", "repin"])
+        is_allowed("positive_types", ["repin", "save"], ["click", "repin"])
