@@ -11,22 +11,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import torch
 from measuring import report, say
 
 from pf_core.atomic import MANIFEST, read_json
-from pf_core.checkpoint import load_model
-from pf_core.evaluation import at_the_cut, baselines, read_future
+from pf_core.contenders import BASELINES
+from pf_core.evaluation import open_question
+from pf_core.protocol import judge_baseline, judge_model, summarize
 from pf_core.site import Site, load_site
 from pf_core.training_set import latest_training_set, open_training_set
-from pf_core.validation import HeldOut, ModelEmbedder
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SITE = REPOSITORY / "dagster_home" / "demo.yaml"
-EVALUATION_DAYS = 14
-RECENT = (10, 20, 50, 100, 200)
 
 
 def trained_demo() -> tuple[Site, Path]:
@@ -39,12 +36,8 @@ def trained_demo() -> tuple[Site, Path]:
     return site, manifest.parent / read_json(manifest)["model_version"]
 
 
-def confidence(held_out: HeldOut, ours: ModelEmbedder) -> tuple[float, float]:
-    """A 95 % bootstrap interval of the model's recall over users."""
-    recall_U = held_out.recall_by_user(ours, k=10).numpy()
-    draws = np.random.default_rng(0).choice(recall_U, (2000, len(recall_U))).mean(axis=1)
-    low, high = np.quantile(draws, (0.025, 0.975))
-    return float(low), float(high)
+def _recall(summary: dict[str, Any]) -> tuple[float, float, float]:
+    return summary["recall_at_10"], *summary["recall_at_10_interval"]
 
 
 def main() -> int:
@@ -54,30 +47,22 @@ def main() -> int:
         report("demo_model.skipped", 0, "runs")
         return 0
     site, run_dir = trained_demo()
-    data = open_training_set(latest_training_set(site))
-    model, _ = load_model(run_dir / "model")
-    future = read_future(site, data, EVALUATION_DAYS)
-    held_out = at_the_cut(
-        data, future, sequence_length=max(model.config.sequence_length, max(RECENT)), num_pins=1_000_000, seed=0
-    )
-    simple = baselines(data, popular_days=(7, 365), recent=RECENT)
-    recalls = {name: held_out.recall(baseline, k=10) for name, baseline in simple.items()}
-    ours = ModelEmbedder(model=model, data=data, device=torch.device("cpu"))
-    judged = at_the_cut(data, future, sequence_length=model.config.sequence_length, num_pins=1_000_000, seed=0)
-    recall = judged.recall(ours, k=10)
-    low, high = confidence(judged, ours)
-    for name, value in recalls.items():
-        say(f"{name}: recall@10 {value:.4f}")
-    say(f"model: recall@10 {recall:.4f} (95 % of bootstraps: {low:.4f} to {high:.4f})")
-    say(
-        f"{judged.num_users:,} users, {len(future.user):,} positives, index of {len(judged.index_pin):,} pins; "
-        f"left out: {future.num_unknown_pins:,} positives on pins without a feature at the cut"
-    )
-    mean = max(value for name, value in recalls.items() if name.startswith("mean"))
+    question = open_question(site, open_training_set(latest_training_set(site)), progress=say)
+    judged = judge_model(question, run_dir / "model", frequencies=("once", "daily", "realtime"), progress=say)
+    ours = summarize(judged)
+    theirs = {}
+    for name in BASELINES:
+        theirs[name] = summarize(judge_baseline(question, name, frequencies=("once",), progress=say))["once"]
+        say("{}: recall@10 {:.4f} (95 %: {:.4f} to {:.4f})".format(name, *_recall(theirs[name])))
+    for frequency, summary in ours.items():
+        say("model, {}: recall@10 {:.4f} (95 %: {:.4f} to {:.4f})".format(frequency, *_recall(summary)))
+    say(f"{question.counts}, index of {question.num_pins:,} pins")
+    recall = ours["once"]["recall_at_10"]
+    mean = max(each["recall_at_10"] for name, each in theirs.items() if name.startswith("mean"))
     result = json.loads((run_dir / "result.json").read_text())
     report("demo_model.recall_at_10", recall, "recall")
-    report("demo_model.recall_over_popularity", recall / recalls["popularity, 365 days"], "x", bar=">= 3")
-    report("demo_model.recall_over_last_weeks_popularity", recall / recalls["popularity, 7 days"], "x")
+    report("demo_model.recall_over_popularity", recall / theirs["popularity_365d"]["recall_at_10"], "x", bar=">= 3")
+    report("demo_model.recall_over_last_weeks_popularity", recall / theirs["popularity_7d"]["recall_at_10"], "x")
     report("demo_model.recall_over_best_mean_of_recent_pins", recall / mean, "x", bar="> 1")
     report("demo_model.training_minutes", result["seconds"] / 60, "minutes", bar="<= 5")
     return 0

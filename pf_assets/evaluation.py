@@ -1,6 +1,7 @@
 """Group `model`, its end: the candidate is judged beside the champion, and takes its place if the rule says so."""
 
 import enum
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -9,19 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from pf_assets.metadata import Metadata, table
+from pf_assets.evaluation_metadata import FIGURE, describe_evaluation, plot_by_day
+from pf_assets.metadata import save_figure
 from pf_assets.settings import TRAINING_POOL, mlflow_server
 from pf_assets.tracking import Promotion, RegisteredModel, Tracking, run_url
 from pf_core.atomic import MANIFEST, exclusive, read_json, relying_on, write_json
 from pf_core.contracts import PipelineError
 from pf_core.packing import command
+from pf_core.scores import recall_by_day
 from pf_core.site import Site
 from pf_core.training_set import latest_training_set, open_training_set
 
 if TYPE_CHECKING:
-    from pf_core.promotion import Decision, Judged
+    from pf_core.promotion import Decision
 
 GROUP = "model"
+SCORES = "scores.parquet"
+"""Of the candidate, by user."""
 
 
 class PromoteWhen(enum.StrEnum):
@@ -55,10 +60,12 @@ def offline_evaluation_asset(site: Site) -> dg.AssetsDefinition:
     def offline_evaluation(context: dg.AssetExecutionContext, config: EvaluationRun) -> dg.MaterializeResult[None]:
         """Candidate and champion on users whom training never saw, in the days after the cut (paper, section 4.1).
 
+        The whole protocol: recall by action type, diversity, embeddings made once, daily and in real time, baselines.
         A model that is not good enough must not reach anybody, and one that is need not wait for a person. A new
         champion serves from the next new day of user_embeddings on, which embeds everybody with it.
         """
         from pf_core.promotion import decide, evaluate_models  # brings torch, which takes seconds
+        from pf_core.protocol import summarize
 
         started, tracking = time.monotonic(), Tracking(site)
         candidate, champion = tracking.candidate(), tracking.champion()
@@ -72,23 +79,34 @@ def offline_evaluation_asset(site: Site) -> dg.AssetsDefinition:
         ):
             data = open_training_set(latest_training_set(site))
             evaluation = evaluate_models(site, data, models, progress=context.log.info)
-            ours = evaluation.models[candidate.served_version]
-            theirs = None if champion is None else evaluation.models[champion.served_version]
-            decision = decide(ours, theirs, rule)
+            before = None if champion is None else champion.served_version
+            decision = decide(candidate.served_version, before, evaluation.models, rule)
             if candidate != champion:
                 decision = _as_asked(decision, config.promote, _undone(tracking, candidate))
             context.log.info(f"{'promoted' if decision.promote else 'not promoted'}: {decision.reason}")
-            _note(tracking, candidate, ours, decision)
-            if decision.promote:
-                tracking.promote(candidate.version, because=decision.reason)
+            question = evaluation.question
+            judged = evaluation.models | evaluation.baselines
             manifest = {
-                **asdict(evaluation),
+                "training_set": data.fingerprint,
+                "question": question.fingerprint,
+                "cut_ds": data.manifest["cut_ds"],
+                "last_ds": question.last_ds,
+                "num_pins": question.num_pins,
+                "counts": question.counts,
+                "summaries": {name: summarize(scores) for name, scores in judged.items()},
+                "by_day": {name: recall_by_day(scores) for name, scores in evaluation.models.items()},
                 "candidate": candidate.served_version,
-                "champion": None if champion is None else champion.served_version,
+                "champion": before,
                 "candidate_is_champion": decision.promote or candidate == champion,
                 "decision": asdict(decision) | {"asked_for": config.promote.value},
                 "seconds": time.monotonic() - started,
             }
+            evaluation.models[candidate.served_version].write(folder / SCORES)
+            save_figure(plot_by_day(manifest), folder / FIGURE)
+            _note(tracking, candidate, manifest, decision)
+            tracking.keep(tracking.run_of(candidate), [folder / SCORES, folder / FIGURE])
+            if decision.promote:
+                tracking.promote(candidate.version, because=decision.reason)
             write_json(folder / MANIFEST, manifest)
         runs = {"mlflow_candidate": candidate} | ({} if champion is None else {"mlflow_champion": champion})
         urls = {name: run_url(tracking.run_of(model), mlflow_server()) for name, model in runs.items()}
@@ -120,54 +138,25 @@ def _undone(tracking: Tracking, model: RegisteredModel) -> Promotion | None:
     return promotions[-1] if promotions and promotions[-1].undone_at is not None else None
 
 
-def _note(tracking: Tracking, candidate: RegisteredModel, judged: "Judged", decision: "Decision") -> None:
-    """Keep the judgement with the model: numbers as metrics of its run, all of it as tags that the registry shows."""
-    metrics = {
-        "evaluation_recall_at_10": judged.recall_at_10,
-        "evaluation_recall_at_10_low": judged.recall_interval[0],
-        "evaluation_recall_at_10_high": judged.recall_interval[1],
-        "evaluation_p90_coverage_at_10": judged.p90_coverage_at_10,
+def _note(tracking: Tracking, candidate: RegisteredModel, manifest: Mapping[str, Any], decision: "Decision") -> None:
+    """Keep the judgement with the model: numbers as metrics of its run, the primary ones as tags of the registry."""
+    summaries = manifest["summaries"][candidate.served_version]
+    once = summaries["once"]
+    primary = {
+        "evaluation_recall_at_10": once["recall_at_10"],
+        "evaluation_recall_at_10_low": once["recall_at_10_interval"][0],
+        "evaluation_recall_at_10_high": once["recall_at_10_interval"][1],
+        "evaluation_p90_coverage_at_10": once["p90_coverage_at_10"],
     }
-    tags = {name: f"{value:.4f}" for name, value in metrics.items()}
+    others = {
+        f"evaluation_{metric}_{frequency}": value
+        for frequency, summary in summaries.items()
+        for metric, value in summary.items()
+        if isinstance(value, float) and math.isfinite(value)
+    }
+    tags = {name: f"{value:.4f}" for name, value in primary.items()}
     tags["evaluation_decision"] = f"{'promoted' if decision.promote else 'not promoted'}: {decision.reason}"
-    tracking.note(candidate, metrics=metrics, tags=tags)
-
-
-def describe_evaluation(folder: Path, manifest: Mapping[str, Any], urls: Mapping[str, str]) -> Metadata:
-    roles = {manifest["candidate"]: "candidate", manifest["champion"]: "champion"}
-    if manifest["candidate"] == manifest["champion"]:
-        roles[manifest["candidate"]] = "candidate and champion"
-    candidate = manifest["models"][manifest["candidate"]]
-    return {
-        "candidate": manifest["candidate"],
-        "champion_before": manifest["champion"] or "none",
-        "decision": ("promoted: " if manifest["decision"]["promote"] else "not promoted: ")
-        + manifest["decision"]["reason"],
-        "recall_at_10": candidate["recall_at_10"],
-        "p90_coverage_at_10": candidate["p90_coverage_at_10"],
-        "judged": table(
-            [
-                {
-                    "who": f"{name} ({roles[name]})" if name in roles else name,
-                    "recall_at_10": f"{judged['recall_at_10']:.4f}",
-                    "95 % interval": "{:.4f} to {:.4f}".format(*judged["recall_interval"]),
-                    "p90_coverage_at_10": f"{judged['p90_coverage_at_10']:.4f}",
-                    "users without embedding": judged["users_without_embedding"],
-                }
-                for name, judged in (manifest["models"] | manifest["baselines"]).items()
-            ]
-        ),
-        "days": f"after {manifest['cut_ds']}, until {manifest['last_ds']}",
-        "users": manifest["num_users"],
-        "positives": manifest["num_positives"],
-        "index_pins": manifest["num_pins"],
-        "positives_of_unknown_users": manifest["num_unknown_users"],
-        "positives_on_unknown_pins": manifest["num_unknown_pins"],
-        "training_set": manifest["training_set"],
-        "seconds": round(manifest["seconds"], 1),
-        **{name: dg.MetadataValue.url(url) for name, url in urls.items()},
-        "path": dg.MetadataValue.path(folder / MANIFEST),
-    }
+    tracking.note(candidate, metrics=others | primary, tags=tags)
 
 
 def evaluation_checks(site: Site) -> list[dg.AssetChecksDefinition]:

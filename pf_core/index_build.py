@@ -37,7 +37,7 @@ from pf_core.pin_index import (
     shard_path,
     used,
 )
-from pf_core.recall import ROUNDING
+from pf_core.search import ROUNDING
 from pf_core.site import Site
 from pf_core.state import Manifest
 

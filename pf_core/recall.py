@@ -2,7 +2,7 @@
 
 Recall@k(U) is the share of U's positives P with |{N in index : d(U, P) >= d(U, N)}| < k. For unit vectors a smaller
 distance is a larger inner product. Ties count against P; P itself, if it is in the index, does not compete with itself.
-Users without positives are undefined (NaN). Memory is bounded by `chunk_users` rows of scores.
+Users without positives are undefined (NaN).
 """
 
 from collections.abc import Callable
@@ -10,8 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-ROUNDING = 1e-6
-"""Scores of unit vectors that are nearer than this are a tie: two ways to sum them differ by as much."""
+from pf_core.search import search
 
 
 def recall_at_k(
@@ -23,24 +22,27 @@ def recall_at_k(
     index_ND: Tensor,
     *,
     k: int,
-    chunk_users: int = 256,
+    chunk_users: int | None = None,
 ) -> Tensor:
     """recall_U; positives are listed as (user, pin, embedding) in any order."""
-    hits_U = torch.zeros(len(user_UD), dtype=torch.float64)
-    counts_U = torch.bincount(positive_user_P, minlength=len(user_UD))
-    by_user = torch.argsort(positive_user_P, stable=True)
-    bounds = torch.searchsorted(positive_user_P[by_user].contiguous(), torch.arange(len(user_UD) + 1))
-    for start in range(0, len(user_UD), chunk_users):
-        users_CD = user_UD[start : start + chunk_users]
-        # k + 1 nearest decide: one of them may be P itself, and the others are at least as near as all that follow.
-        nearest = (users_CD @ index_ND.T).topk(min(k + 1, len(index_ND)), dim=1)
-        chosen = by_user[bounds[start] : bounds[start + len(users_CD)]]
-        row = positive_user_P[chosen] - start
-        score_P1 = (users_CD[row] * positive_PD[chosen]).sum(-1, keepdim=True)
-        is_other = index_pin_N[nearest.indices[row]] != positive_pin_P[chosen, None]
-        rivals_P = ((nearest.values[row] >= score_P1 - ROUNDING) & is_other).sum(1)
-        hits_U.index_add_(0, positive_user_P[chosen], (rivals_P < k).double())
-    return hits_U / counts_U  # 0 / 0 is NaN
+    found = search(
+        user_UD,
+        index_ND,
+        index_pin_N=index_pin_N,
+        positive_query_P=positive_user_P,
+        positive_pin_P=positive_pin_P,
+        positive_PD=positive_PD,
+        k=k,
+        chunk_queries=chunk_users,
+    )
+    return share_found(found.rivals_P, positive_user_P, num_users=len(user_UD), k=k)
+
+
+def share_found(rivals_P: Tensor, positive_user_P: Tensor, *, num_users: int, k: int) -> Tensor:
+    """recall_U from the positives' rivals, as a search with this k or a larger one counts them."""
+    hits_U = torch.zeros(num_users, dtype=torch.float64, device=rivals_P.device)
+    hits_U.index_add_(0, positive_user_P, (rivals_P < k).double())
+    return hits_U / torch.bincount(positive_user_P, minlength=num_users)  # 0 / 0 is NaN
 
 
 def mean_recall(recall_U: Tensor) -> float:

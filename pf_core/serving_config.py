@@ -7,6 +7,8 @@ from pydantic import Field, model_validator
 from pf_core.source import Strict
 
 StoreKind = Literal["lmdb", "redis"]
+Frequency = Literal["once", "daily", "realtime"]
+"""How often a user's embedding is made anew in the days after the cut (section 4.2.2)."""
 
 
 class IndexConfig(Strict):
@@ -43,11 +45,20 @@ class PromotionConfig(Strict):
     """When a candidate becomes champion: it may lose this share of the champion's metric, and no more."""
 
     recall_tolerance: float = Field(default=0.02, ge=0, le=1)
+    """A larger loss that chance explains, by the 95 % interval of the difference over users, does not count."""
     coverage_tolerance: float = Field(default=0.5, ge=0, le=1)
     num_pins: int = Field(default=1_000_000, ge=100)
     """Random candidates that form the index of the evaluation; all of them if there are fewer."""
     num_users: int = Field(default=10_000, ge=1)
     """Held-out users by whom models are judged; all of them if there are fewer."""
+    frequencies: tuple[Frequency, ...] = ("once", "daily", "realtime")
+    """How often embeddings are made anew in the evaluation; once decides, the others are shown."""
+
+    @model_validator(mode="after")
+    def _once_decides(self) -> "PromotionConfig":
+        if "once" not in self.frequencies:
+            raise ValueError("frequencies must contain once: it decides about a promotion")
+        return self
 
 
 class ServingQuality(Strict):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import dagster as dg
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -16,6 +17,7 @@ from pf_assets.model import pinnerformer_model_asset, training_set_asset
 from pf_assets.tracking import RegisteredModel, Tracking
 from pf_core.atomic import MANIFEST, exclusive, read_json
 from pf_core.contracts import PipelineError
+from pf_core.scores import read_scores
 from pf_core.site import Site
 from tests.judging import CUT, LAST, NUM_PINS, make_judged_site, write_model
 
@@ -100,17 +102,25 @@ def test_a_better_candidate_becomes_champion(site: Site, instance: dg.DagsterIns
     assert (manifest["candidate"], manifest["champion"], manifest["candidate_is_champion"]) == ("good-2", "bad-1", True)
     assert (manifest["cut_ds"], manifest["last_ds"]) == (CUT, LAST)
     assert manifest["decision"] == {"promote": True, "reason": reason, "asked_for": "auto"}
-    assert set(manifest["models"]) == {"good-2", "bad-1"}
-    assert len(manifest["baselines"]) == 4
+    assert list(manifest["summaries"])[:2] == ["good-2", "bad-1"]
+    assert len(manifest["summaries"]) == 2 + 6
 
-    ours = manifest["models"]["good-2"]
+    ours = manifest["summaries"]["good-2"]["once"]
+    low, high = ours["recall_at_10_interval"]
     run = Tracking(site)._client.get_run(good.run_id)
-    assert run.data.metrics == {
+    noted = {
         "evaluation_recall_at_10": ours["recall_at_10"],
-        "evaluation_recall_at_10_low": ours["recall_interval"][0],
-        "evaluation_recall_at_10_high": ours["recall_interval"][1],
+        "evaluation_recall_at_10_low": low,
+        "evaluation_recall_at_10_high": high,
         "evaluation_p90_coverage_at_10": ours["p90_coverage_at_10"],
+        "evaluation_recall_at_10_realtime": manifest["summaries"]["good-2"]["realtime"]["recall_at_10"],
+        "evaluation_recall_at_10/closeup_once": ours["recall_at_10/closeup"],
     }
+    assert noted.items() <= run.data.metrics.items()
+    kept = {file.path for file in Tracking(site)._client.list_artifacts(good.run_id)}
+    assert {"scores.parquet", "recall_by_day.png"} <= kept
+    scores = read_scores(evaluation_dir(site) / "scores.parquet")
+    assert np.nanmean(scores.frequencies["once"].recall_at_10) == ours["recall_at_10"]
     tags = Tracking(site).versions()[0].tags
     assert tags["evaluation_decision"] == run.data.tags["evaluation_decision"] == f"promoted: {reason}"
     assert tags["evaluation_recall_at_10"] == f"{ours['recall_at_10']:.4f}"
@@ -123,9 +133,13 @@ def test_a_better_candidate_becomes_champion(site: Site, instance: dg.DagsterIns
     assert "/runs/" in shown["mlflow_champion"].value
     rows = [record.data for record in shown["judged"].value.records]
     assert [row["who"] for row in rows[:2]] == ["good-2 (candidate)", "bad-1 (champion)"]
-    assert len(rows) == 6
-    low, high = ours["recall_interval"]
+    assert len(rows) == 2 + 6
     assert rows[0]["95 % interval"] == f"{low:.4f} to {high:.4f}"
+    embedded = [record.data["embedded"] for record in shown["by_frequency"].value.records]
+    assert embedded == ["once", "daily", "realtime"] * 2
+    assert shown["by_action_type"].value.records[0].data["closeup"] == f"{ours['recall_at_10']:.4f}"
+    assert shown["users_without_positives"].value == 0
+    assert "data:image/png;base64" in shown["recall_by_day"].value
     assert any("held-out users" in entry.user_message for entry in instance.all_logs(result.run_id))
 
 

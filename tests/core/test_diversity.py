@@ -1,13 +1,10 @@
-"""P90 coverage by hand, and exact search against sorting."""
+"""P90 coverage and interest entropy by hand."""
 
 import math
 
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
 
-from pf_core.diversity import p90_coverage, top_k
+from pf_core.diversity import interest_entropy, p90_coverage
 
 
 def test_everybody_sees_the_same() -> None:
@@ -43,16 +40,46 @@ def test_the_share_is_exact() -> None:
 
 def test_without_results_it_is_undefined() -> None:
     assert math.isnan(p90_coverage(torch.zeros(0, 10, dtype=torch.int64), index_size=100))
+    assert math.isnan(p90_coverage(torch.full((3, 10), -1), index_size=100))
 
 
-def unit(*shape: int, seed: int) -> Tensor:
-    vectors = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-    return torch.nn.functional.normalize(vectors, dim=-1)
+def test_a_place_without_a_result_does_not_count() -> None:
+    """Nine results of pin 0 and one of pin 1, among ten empty places: pin 0 is 90 %."""
+    top_UK = torch.tensor([[0] * 9 + [1], [-1] * 10])
+    assert p90_coverage(top_UK, index_size=50) == 1 / 50
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(0, 9), st.integers(1, 30), st.integers(1, 12), st.integers(1, 4), st.integers(0, 10_000))
-def test_the_nearest_are_those_of_a_full_sort(users: int, pins: int, k: int, chunk_users: int, seed: int) -> None:
-    user_UD, index_ND = unit(users, 4, seed=seed), unit(pins, 4, seed=seed + 1)
-    expected = (user_UD @ index_ND.T).argsort(dim=1, descending=True)[:, :k]
-    assert top_k(user_UD, index_ND, k=k, chunk_users=chunk_users).tolist() == expected.tolist()
+# Interest entropy: pins 0 to 3 have interest 7, pins 4 and 5 interest 8, pin 6 interest 9, pins 7 and 8 none known.
+INTEREST_N = torch.tensor([7, 7, 7, 7, 8, 8, 9, -1, -1], dtype=torch.int32)
+
+
+def entropy(*top: list[int]) -> list[float]:
+    return interest_entropy(torch.tensor(top), INTEREST_N).tolist()
+
+
+def test_one_interest_has_no_entropy() -> None:
+    assert entropy([0, 1, 2, 3], [3, 3, 3, 3]) == [0, 0]
+    assert str(entropy([6])[0]) == "0.0"
+
+
+def test_entropy_by_hand() -> None:
+    """Halves; three quarters and a quarter; four equal ones, the unknown among them."""
+    halves = -(1 / 2 * math.log(1 / 2) + 1 / 2 * math.log(1 / 2))
+    three = -(3 / 4 * math.log(3 / 4) + 1 / 4 * math.log(1 / 4))
+    expected = [halves, three, math.log(4)]
+    torch.testing.assert_close(entropy([0, 4, 1, 5], [2, 0, 6, 1], [7, 6, 4, 0]), expected)
+
+
+def test_unknown_interests_are_one() -> None:
+    torch.testing.assert_close(entropy([7, 8, 0, 1]), [math.log(2)])
+    assert entropy([7, 8, 7, 8]) == [0]
+
+
+def test_entropy_is_over_the_results_that_there_are() -> None:
+    result = entropy([0, 4, -1, -1], [7, 0, -1, -1], [0, -1, -1, -1], [-1, -1, -1, -1])
+    torch.testing.assert_close(result[:3], [math.log(2), math.log(2), 0.0])
+    assert math.isnan(result[3])
+
+
+def test_entropy_of_nobody() -> None:
+    assert interest_entropy(torch.zeros(0, 50, dtype=torch.int64), INTEREST_N).tolist() == []

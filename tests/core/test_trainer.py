@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pf_core.baselines import Popularity
 from pf_core.checkpoint import load_model
 from pf_core.contracts import PipelineError
-from pf_core.evaluation import Popularity
 from pf_core.hyperparameters import OptimizerConfig, TrainConfig, choose
 from pf_core.ranks import Rank
 from pf_core.trainer import learning_rate, train
@@ -116,7 +116,7 @@ def test_a_user_retrieves_their_planted_interest(planted: Path, tmp_path: Path) 
     assert held_out.recall(Popularity.of(data, num_days=60), k=PINS_PER_INTEREST) < 0.3
 
 
-@pytest.mark.parametrize("objective", ["next_action", "sasrec", "all_action", "dense_all_action"])
+@pytest.mark.parametrize("objective", ["next_action", "sasrec", "all_action", "dense_all_action", "summed"])
 @pytest.mark.parametrize("negatives", ["in_batch", "random", "mixed"])
 def test_every_objective_and_pool_learns(planted: Path, tmp_path: Path, objective: str, negatives: str) -> None:
     run(planted, tmp_path, sampling={"objective": objective}, loss={"negatives": negatives}, log_every=1)
