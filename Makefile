@@ -3,8 +3,9 @@ PYTHON ?= python3.11
 export DAGSTER_HOME := $(CURDIR)/dagster_home
 BIN := .venv/bin
 READY := .venv/.ready
+JOBS ?= $(shell nproc)
 
-.PHONY: setup demo test test-slow dev lint format bench clean
+.PHONY: setup demo ablations report test test-slow dev lint format bench clean
 
 setup: $(READY)
 
@@ -15,6 +16,12 @@ $(READY): pyproject.toml constraints.txt
 
 demo: setup  ## Make the demo site and run the whole graph on it
 	$(BIN)/pf demo
+
+ablations: setup  ## Run every recipe of the paper's tables on a world of its own; goes on where it stopped
+	$(BIN)/pf ablations --jobs $(JOBS)
+
+report: setup  ## The page of all tables, figures and verdicts, from the runs that are there
+	$(BIN)/pf report
 
 test: setup lint  ## Lint, types, tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -39,4 +46,4 @@ bench: setup  ## Every published ratio; about 40 minutes
 
 clean:  ## Remove what the demo made; keeps .venv
 	rm -rf data
-	find dagster_home -mindepth 1 ! -name dagster.yaml ! -name demo.yaml -delete
+	find dagster_home -mindepth 1 ! -name dagster.yaml ! -name demo.yaml ! -name experiments.yaml -delete

@@ -1,6 +1,7 @@
 """`pf`: the demo, the development servers, and a look at how a site file reads your logs.
 
-The commands of whoever runs a site are in `operations` and `promotion_cli`.
+The commands of whoever runs a site are in `operations` and `promotion_cli`, those of the experiments in
+`experiments_cli`.
 """
 
 import os
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pf_assets.experiments_cli import ablations, report
 from pf_assets.model_plan import current_model, plan_model
 from pf_assets.operations import (
     export,
@@ -27,6 +29,7 @@ from pf_assets.operations import (
     similar,
     status,
 )
+from pf_assets.preparation import missing_days, write_world
 from pf_assets.promotion_cli import promote
 from pf_assets.schedules import DAILY_ASSETS, KEEP_MODEL, morning_days
 from pf_assets.settings import DEMO_SITE, REPOSITORY, current_site, mlflow_server
@@ -43,7 +46,7 @@ from pf_core.site import Site, load_site
 from pf_core.snapshot import read_snapshot
 from pf_core.timelines import timeline_state
 from pf_core.world import config as world_config
-from pf_core.world.logs import FileFormat, write_logs
+from pf_core.world.logs import FileFormat
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -60,7 +63,7 @@ def main() -> None:
         fail(str(error))
 
 
-for command in (recommend, similar, status, releases, rollback, forget, repair, export, promote):
+for command in (recommend, similar, status, releases, rollback, forget, repair, export, promote, ablations, report):
     app.command()(command)
 
 
@@ -70,9 +73,9 @@ def demo() -> None:
     started = time.monotonic()
     site = load_site(DEMO_SITE, environment=os.environ)
     typer.secho("1. The demo site's logs", bold=True)
-    _write_world(world_config.demo(), site.log_root, "csv.gz")
+    write_world(world_config.demo(), site.log_root, "csv.gz")
     typer.secho("2. The asset graph", bold=True)
-    for assets, days in _missing_days(site).items():
+    for assets, days in missing_days(site).items():
         materialize(assets, days)
     missing = _missing_model(site)
     if missing:
@@ -95,23 +98,6 @@ def _serve(site: Site) -> None:
     serving = ",".join(DAILY_ASSETS[DAILY_ASSETS.index("user_embeddings") :])
     materialize(serving, ds_range(shift_ds(site.end_ds, 1 - SERVED_DAYS), shift_ds(site.end_ds, -1)))
     materialize(",".join(DAILY_ASSETS), morning_days(site, site.end_ds), config=KEEP_MODEL)
-
-
-def _missing_days(site: Site) -> dict[str, list[str]]:
-    """What is not there yet, as one run for each set of days."""
-    assert site.end_ds is not None
-    days = ds_range(site.start_ds, site.end_ds)
-    made = {
-        "raw_actions": {ds for ds in days if read_manifest(site, ds) is not None},
-        "pin_features": set(pin_state(site).days()),
-        "user_timelines": set(timeline_state(site).days()),
-    }
-    runs: dict[tuple[str, ...], list[str]] = {}
-    for asset, present in made.items():
-        absent = tuple(ds for ds in days if ds not in present)
-        if absent:
-            runs.setdefault(absent, []).append(asset)
-    return {",".join(assets): list(absent) for absent, assets in runs.items()}
 
 
 def _missing_model(site: Site) -> list[str]:
@@ -217,26 +203,22 @@ def world(
     file_format: FileFormat = "csv.gz",
     num_users: int = 100_000,
     num_days: int = 30,
-    seed: int = 0,
+    seed: Annotated[int | None, typer.Option(help="another world of the same kind")] = None,
 ) -> None:
-    """Write the logs of a synthetic site: tiny, demo, or large (with --num-users and --num-days)."""
+    """Write the logs of a synthetic site: tiny, demo, experiments, or large (with --num-users and --num-days)."""
+    chosen = {} if seed is None else {"seed": seed}
     match preset:
         case "tiny":
-            config = world_config.tiny(seed=seed)
+            config = world_config.tiny(**chosen)
         case "demo":
-            config = world_config.demo(seed=seed)
+            config = world_config.demo(**chosen)
+        case "experiments":
+            config = world_config.experiments(**chosen)
         case "large":
-            config = world_config.large(num_users=num_users, num_days=num_days, seed=seed)
+            config = world_config.large(num_users=num_users, num_days=num_days, **chosen)
         case _:
-            fail(f"no preset {preset!r}: choose tiny, demo or large")
-    _write_world(config, out, file_format)
-
-
-def _write_world(config: world_config.WorldConfig, out: Path, file_format: FileFormat) -> None:
-    try:
-        write_logs(config, out, file_format=file_format, workers=os.cpu_count() or 1, progress=typer.echo)
-    except ValueError as error:  # the folder holds another world
-        fail(str(error))
+            fail(f"no preset {preset!r}: choose tiny, demo, experiments or large")
+    write_world(config, out, file_format)
 
 
 @app.command()

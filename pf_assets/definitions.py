@@ -1,4 +1,7 @@
-"""The pipeline, in order: raw logs to timelines, a model, daily embeddings and a release, for the site of PF_SITE."""
+"""The pipeline, in order: raw logs to timelines, a model, daily embeddings and a release, for the site of PF_SITE.
+
+The experiments branch off beside the model: they answer the paper's questions, and nothing is served from them.
+"""
 
 import warnings
 
@@ -6,6 +9,7 @@ import dagster as dg
 
 from pf_assets.embeddings import embedding_checks, user_embedding_snapshot_asset, user_embeddings_asset
 from pf_assets.evaluation import evaluation_checks, offline_evaluation_asset
+from pf_assets.experiments import ablation_runs_asset, paper_report_asset
 from pf_assets.logs import log_checks, pin_features_asset, raw_actions_asset
 from pf_assets.model import model_checks, pinnerformer_model_asset, training_set_asset
 from pf_assets.schedules import failure_sensor, schedules
@@ -37,6 +41,8 @@ def _pipeline(site: Site) -> dg.Definitions:
             training_set_asset(site),
             pinnerformer_model_asset(site),
             offline_evaluation_asset(site),
+            ablation_runs_asset(site),
+            paper_report_asset(site),
             user_embeddings_asset(site),
             user_embedding_snapshot_asset(site),
             pin_embeddings_asset(site),

@@ -5,19 +5,15 @@ processes that train belong to the run: they report to it, and end with it.
 """
 
 import enum
-import math
 import shutil
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
-from pf_assets.launch import run_ranks
 from pf_assets.metadata import describe_model, describe_training_set, plot_training, save_figure
 from pf_assets.model_plan import (
-    Measurement,
     PlannedModel,
     code_fingerprint,
     current_model,
@@ -26,19 +22,15 @@ from pf_assets.model_plan import (
     plan_model,
     read_history,
 )
-from pf_assets.settings import REPOSITORY, TRAINING_POOL, mlflow_server, start_engine
-from pf_assets.tracking import TrackedRun, Tracking, git_commit, run_url
-from pf_assets.train_job import TrainJob
+from pf_assets.settings import TRAINING_POOL, mlflow_server, start_engine
+from pf_assets.tracking import TrackedRun, Tracking, run_url
+from pf_assets.training_run import model_tags, source_tags, train_planned
 from pf_core.atomic import MANIFEST, exclusive, read_json, relying_on, write_json
 from pf_core.packing import is_held_out
 from pf_core.site import Site
 from pf_core.training_set import DESCRIPTION, build_training_set, latest_training_set, open_training_set
 
 GROUP = "model"
-
-NUM_OBSERVATIONS = 30
-"""Of a training run: points of the curves on the asset's page while it is trained."""
-OBSERVED = ("loss", "recall_at_10", "temperature", "examples_per_s", "data_wait_share")
 
 
 class PresetName(enum.StrEnum):
@@ -158,12 +150,12 @@ def _train_and_register(context: dg.AssetExecutionContext, site: Site, plan: Pla
             f"{plan.run_dir}. Nothing is trained; the run configuration retrain: true trains it anew"
         )
     if run is None or run.version is None or not plan.is_trained:
-        tags = _tags(context, site, plan)
+        tags = source_tags(context, site) | model_tags(site, plan)
         params = plan.config.model_dump(mode="json")
         run = tracking.start(plan.run_dir, name=plan.model_version, params=params, tags=tags)
         context.log.info(f"model {plan.model_version}; MLflow run {run_url(run, mlflow_server())}")
         with tracking.watching(run):
-            _train(context, site, plan, tracking, run)
+            train_planned(context, site, plan, tracking, run)
             save_figure(plot_training(plan.history), plan.run_dir / "training.png")
             names = ("model", "result.json", "history.jsonl", "training.png")
             tracking.keep(run, [*(plan.run_dir / name for name in names), plan.training_set / DESCRIPTION])
@@ -172,72 +164,6 @@ def _train_and_register(context: dg.AssetExecutionContext, site: Site, plan: Pla
         context.log.error(f"model {plan.model_version} is not registered: {fault}")
         return run
     return tracking.register(run, plan.run_dir, model_version=plan.model_version)
-
-
-def _train(
-    context: dg.AssetExecutionContext, site: Site, plan: PlannedModel, tracking: Tracking, run: TrackedRun
-) -> None:
-    if not plan.is_trained:
-        launch, num_steps = site.training.launch, plan.config.optimizer.num_steps
-        job = TrainJob(
-            config=plan.config,
-            training_set=str(plan.training_set),
-            run_dir=str(plan.run_dir),
-            num_workers=launch.num_workers,
-        )
-        write_json(plan.run_dir / "job.json", job.model_dump(mode="json"))
-        run_ranks(
-            context,
-            launch,
-            plan.run_dir / "job.json",
-            receive=_Curve(context, tracking, run, num_steps=num_steps).receive,
-        )
-    tracking.measure_missing(run, plan.history)
-
-
-def _tags(context: dg.AssetExecutionContext, site: Site, plan: PlannedModel) -> dict[str, str]:
-    launch = site.training.launch
-    return {
-        "mlflow.source.name": "pinnerformer_model",
-        "mlflow.source.type": "JOB",
-        "mlflow.source.git.commit": git_commit(REPOSITORY),
-        "code": plan.code,
-        "site": site.name,
-        "site_fingerprint": site.fingerprint(),
-        "training_set": plan.manifest["fingerprint"],
-        "cut_ds": plan.manifest["cut_ds"],
-        "model_version": plan.model_version,
-        "dagster_run_id": context.run_id,
-        "processes": str(launch.num_nodes * launch.processes_per_node),
-        "run_dir": str(plan.run_dir),
-    }
-
-
-class _Curve:
-    """Measurements as they come: all of them to MLflow, a few as observations, which Dagster plots over time."""
-
-    def __init__(
-        self, context: dg.AssetExecutionContext, tracking: Tracking, run: TrackedRun, *, num_steps: int
-    ) -> None:
-        self._context, self._tracking, self._run = context, tracking, run
-        self._num_steps = num_steps
-        self._every = math.ceil(num_steps / NUM_OBSERVATIONS)
-        self._observed_at = -self._every
-        self._latest: Measurement = {}
-
-    def receive(self, measurements: Sequence[Measurement]) -> None:
-        problem = self._tracking.measure_live(self._run, measurements)
-        if problem is not None:
-            self._context.log.warning(problem)
-        for measurement in measurements:
-            self._latest |= measurement
-            step = int(measurement["step"])
-            if step >= self._observed_at + self._every:
-                self._observed_at = step
-                finite = {name: value for name, value in self._latest.items() if math.isfinite(value)}
-                numbers = {name: finite[name] for name in OBSERVED if name in finite}
-                metadata = {"step": f"{step} of {self._num_steps}"} | numbers
-                self._context.log_event(dg.AssetObservation("pinnerformer_model", metadata=metadata))
 
 
 def model_checks(site: Site) -> list[dg.AssetChecksDefinition]:

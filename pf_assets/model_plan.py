@@ -51,7 +51,12 @@ def plan_model(site: Site, preset: Preset | None = None, changes: dict[str, Any]
     """The model that the site file, or a run's configuration, asks for, on the training set that is there."""
     preset = site.training.preset if preset is None else preset
     changes = site.training.changes if changes is None else changes
-    config, path, code = choose(preset, changes), latest_training_set(site), code_fingerprint()
+    return plan_config(site, choose(preset, changes), models_dir(site), code=code_fingerprint())
+
+
+def plan_config(site: Site, config: TrainConfig, folder: Path, *, code: str) -> PlannedModel:
+    """The model of this configuration and code on the training set that is there, in a folder of models."""
+    path = latest_training_set(site)
     manifest = read_json(path / DESCRIPTION)
     decisive = f"{config.fingerprint()} {manifest['fingerprint']} {code}"
     model_version = hashlib.sha256(decisive.encode()).hexdigest()[:12]
@@ -61,7 +66,7 @@ def plan_model(site: Site, preset: Preset | None = None, changes: dict[str, Any]
         manifest=manifest,
         code=code,
         model_version=model_version,
-        run_dir=models_dir(site) / model_version,
+        run_dir=folder / model_version,
     )
 
 
@@ -79,10 +84,10 @@ def read_history(run_dir: Path) -> list[Measurement]:
     return [json.loads(line) for line in (run_dir / "history.jsonl").read_text().splitlines()]
 
 
-def code_fingerprint() -> str:
-    """Of the modules that decide a model; comments and layout do not count."""
+def code_fingerprint(modules: Sequence[str] | None = None) -> str:
+    """Of modules of pf_core, by default those that decide a model; comments and layout do not count."""
     folder = Path(pf_core.__path__[0])
-    sources = [(folder / f"{name}.py").read_text() for name in DECISIVE_MODULES]
+    sources = [(folder / f"{name}.py").read_text() for name in modules or DECISIVE_MODULES]
     return hashlib.sha256("\n".join(ast.dump(ast.parse(source)) for source in sources).encode()).hexdigest()[:16]
 
 

@@ -30,20 +30,35 @@ def fail(message: str) -> NoReturn:
     raise SystemExit(1)
 
 
-def materialize(assets: str, days: list[str] | None = None, *, config: dict[str, Any] | None = None) -> None:
-    """One Dagster run, as a person would start it."""
+def materialize(
+    assets: str,
+    days: list[str] | None = None,
+    *,
+    partition: str | None = None,
+    config: dict[str, Any] | None = None,
+    site_file: Path | None = None,
+) -> None:
+    """One Dagster run, as a person would start it; of the site of PF_SITE, or of another site file."""
     command = [sys.executable, "-m", "dagster", "asset", "materialize", "--select", assets]
     command += [] if days is None else ["--partition-range", f"{days[0]}...{days[-1]}"]
+    command += [] if partition is None else ["--partition", partition]
     command += ["-m", "pf_assets.definitions"]
-    typer.echo(assets if days is None else f"{assets}: {days[0]} to {days[-1]}")
-    run = subprocess.run(
-        [*command, "--config-json", json.dumps(QUIET | (config or {}))],
-        cwd=REPOSITORY,
-        env={**os.environ, "DAGSTER_HOME": os.environ.get("DAGSTER_HOME") or str(DEMO_SITE.parent)},
-        check=False,
+    what = assets if partition is None else f"{assets} {partition}"
+    typer.echo(what if days is None else f"{what}: {days[0]} to {days[-1]}")
+    environment = {**os.environ, "DAGSTER_HOME": os.environ.get("DAGSTER_HOME") or str(DEMO_SITE.parent)}
+    environment |= {} if site_file is None else {"PF_SITE": str(site_file)}
+    process = subprocess.Popen(
+        [*command, "--config-json", json.dumps(QUIET | (config or {}))], cwd=REPOSITORY, env=environment
     )
-    if run.returncode:
-        fail(f"the run failed; its log is above, and in the UI (make dev). The command was: {' '.join(command)}")
+    try:
+        exit_code = process.wait()
+    except KeyboardInterrupt:
+        process.wait()  # Ctrl-C has reached the run, too: it ends what it started
+        raise
+    if exit_code:
+        raise PipelineError(
+            f"the run failed; its log is above, and in the UI (make dev). The command was: {' '.join(command)}"
+        )
 
 
 # Reading

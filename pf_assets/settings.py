@@ -14,15 +14,16 @@ ENGINE_POOL = "engine"
 """Assets that use the whole machine; the instance lets one run of them at a time."""
 
 TRAINING_POOL = "training"
-"""The set and the model that is trained on it: one run at a time, so that the set stands while it is read."""
+"""The set and the models that are trained on it: one run at a time, so that the set stands while it is read."""
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DEMO_SITE = REPOSITORY / "dagster_home" / "demo.yaml"
+EXPERIMENTS_SITE = REPOSITORY / "dagster_home" / "experiments.yaml"
 
 
-def site_path(environment: Mapping[str, str]) -> Path:
+def site_path(environment: Mapping[str, str], *, otherwise: Path = DEMO_SITE) -> Path:
     """PF_SITE names the site file; without it, it is the demo's."""
-    return Path(environment.get("PF_SITE") or DEMO_SITE)
+    return Path(environment.get("PF_SITE") or otherwise)
 
 
 def current_site() -> Site:

@@ -16,6 +16,7 @@ from pf_assets.definitions import build_definitions
 from pf_assets.settings import DEMO_SITE
 from pf_core.contracts import ds_range
 from pf_core.raw_actions import partition_dir, read_manifest
+from pf_core.recipes import experiments
 from pf_core.site import Site, load_site
 from pf_core.timelines import read_bucket, timeline_state
 from pf_core.world.behaviour import ACTION_TYPES
@@ -236,6 +237,8 @@ def test_the_asset_graph(site: Site) -> None:
         "training_set": ("model", ["pin_features", "user_timelines"]),
         "pinnerformer_model": ("model", ["training_set"]),
         "offline_evaluation": ("model", ["pinnerformer_model", "raw_actions", "training_set"]),
+        "ablation_runs": ("experiments", ["raw_actions", "training_set"]),
+        "paper_report": ("experiments", ["ablation_runs"]),
         "user_embeddings": (
             "serving",
             ["pin_features", "pinnerformer_model", "raw_actions", "user_embeddings", "user_timelines"],
@@ -264,10 +267,13 @@ def test_the_asset_graph(site: Site) -> None:
         "pin_index:index_finds_the_nearest_pins",
         "release:store_holds_the_snapshot",
     }
-    partitions = {node.partitions_def for node in graph.asset_nodes if node.group_name != "model"}
-    assert {node.partitions_def for node in graph.asset_nodes} - partitions == {None}
-    assert len(partitions) == 1
-    keys = partitions.pop().get_partition_keys()
+    unpartitioned = {node.key.to_user_string() for node in graph.asset_nodes if node.partitions_def is None}
+    assert unpartitioned == {"training_set", "pinnerformer_model", "offline_evaluation", "paper_report"}
+    recipes = graph.get(dg.AssetKey("ablation_runs")).partitions_def
+    assert recipes is not None
+    assert recipes.get_partition_keys() == list(experiments(site))
+    (daily,) = {node.partitions_def for node in graph.asset_nodes} - {None, recipes}
+    keys = daily.get_partition_keys()
     assert (keys[0], keys[-1]) == (START, END)
     assert all(node.description for node in graph.asset_nodes)
 
