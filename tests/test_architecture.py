@@ -14,7 +14,9 @@ STAGES = [
     *("contracts", "atomic", "source", "hyperparameters", "serving_config", "site", "reading", "mapping", "engine"),
     *("quarantine", "raw_actions", "ingest", "coengagement", "catalogue", "state", "pin_features", "assembly"),
     *("timelines", "audit", "quality", "packing", "training_set", "objectives", "model", "batches", "ranks", "sketch"),
-    *("loss", "recall", "validation", "checkpoint", "trainer", "evaluation", "diversity", "promotion"),
+    *("loss", "search", "recall", "validation", "checkpoint", "trainer", "scores", "diversity", "evaluation"),
+    *("baselines", "pinnersage", "contenders", "protocol", "promotion", "recipes", "measures", "claims"),
+    *("ablation_claims", "paper_claims", "paper_results", "verdicts", "inference_cost"),
     *(
         "embeddings",
         "inference",
@@ -45,7 +47,7 @@ ALLOWED = {
         "yaml",
     },
     "pf_core/world": {"numpy", "pyarrow"},
-    "pf_assets": {"dagster", "dagster_pipes", "matplotlib", "mlflow", "typer"},
+    "pf_assets": {"dagster", "dagster_pipes", "jinja2", "matplotlib", "mlflow", "typer"},
 }
 
 
