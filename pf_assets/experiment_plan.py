@@ -34,7 +34,8 @@ class PlannedSeed:
     seed: int
     training_set: str
     """Its fingerprint."""
-    judging_code: str
+    judged_by: str
+    """The code that judges, and how many users and pins it asks about at most."""
     run_dir: Path
     model: PlannedModel | None
     """None: nothing is trained."""
@@ -44,7 +45,7 @@ class PlannedSeed:
         """What was found, if it was found by the code of today."""
         path = self.run_dir / JUDGEMENT
         found = read_json(path) if path.exists() else None
-        return found if found is not None and found["judging_code"] == self.judging_code else None
+        return found if found is not None and found.get("judged_by") == self.judged_by else None
 
     @property
     def older_judgement(self) -> dict[str, Any] | None:
@@ -66,7 +67,9 @@ def plan_experiments(
     site: Site, experiments: Iterable[Experiment], *, num_seeds: int | None = None
 ) -> dict[str, list[PlannedSeed]]:
     """By name, the runs of these experiments on the training set that is there; `num_seeds` for another number."""
-    codes = {"code": code_fingerprint(), "judging_code": code_fingerprint(JUDGING_MODULES)}
+    limits = site.serving.promotion
+    judged_by = f"{code_fingerprint(JUDGING_MODULES)}, {limits.num_users} users, {limits.num_pins} pins"
+    codes = {"code": code_fingerprint(), "judged_by": judged_by}
     fingerprint = str(read_json(latest_training_set(site) / DESCRIPTION)["fingerprint"])
     return {
         experiment.name: list(_plan(site, experiment, num_seeds or experiment.num_seeds, fingerprint, codes))
@@ -87,7 +90,7 @@ def _plan(
             experiment=experiment,
             seed=seed,
             training_set=training_set,
-            judging_code=codes["judging_code"],
+            judged_by=codes["judged_by"],
             run_dir=folder / training_set if model is None else model.run_dir,
             model=model,
         )

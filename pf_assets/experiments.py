@@ -173,7 +173,7 @@ class _Seed:
             "config": plan.config,
             "training_set": plan.training_set,
             "code": None if plan.model is None else plan.model.code,
-            "judging_code": plan.judging_code,
+            "judged_by": plan.judged_by,
             "question": scores.question,
             "counts": {**self.question.counts, "pins": self.question.num_pins},
             "metrics": summarize(scores),
@@ -207,7 +207,7 @@ def _means(seeds: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _version(plans: Sequence[PlannedSeed], question: str) -> str:
-    decisive = [question, *(f"{plan.run_dir.name} {plan.judging_code}" for plan in plans)]
+    decisive = [question, *(f"{plan.run_dir.name} {plan.judged_by}" for plan in plans)]
     return hashlib.sha256("\n".join(decisive).encode()).hexdigest()[:16]
 
 

@@ -115,12 +115,8 @@ def _recipe_facts(seeds: Sequence[Outcome]) -> RecipeFacts:
 
 
 def _by_density(judgement: Mapping[str, Any]) -> dict[int, Interval]:
-    """Of the first seed; the whole index last."""
-    thinned = judgement.get("by_density") or {}
-    summaries = {int(size): summary for size, summary in thinned.items()}
-    if summaries:
-        summaries[judgement["counts"]["pins"]] = judgement["metrics"]["once"]
+    """Of the first seed."""
     return {
-        size: Interval(summary["recall_at_10"], *summary["recall_at_10_interval"])
-        for size, summary in summaries.items()
+        int(size): Interval(summary["recall_at_10"], *summary["recall_at_10_interval"])
+        for size, summary in judgement.get("by_density", {}).items()
     }

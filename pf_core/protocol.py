@@ -31,14 +31,14 @@ from pf_core.pinnersage import Clusters, ask_oracle, round_robin
 from pf_core.scores import Scores, UserScores
 from pf_core.search import search
 from pf_core.serving_config import Frequency
-from pf_core.training_set import sample_below
 
 K_RECALL, K_ENTROPY = 10, 50
 CHUNK_QUERIES = 4096
 CHUNK_PINS = 8192
 NUM_BOOTSTRAPS = 2000
 SAY_EVERY_S = 10.0
-INDEX_SHARES = (1 / 64, 1 / 16, 1 / 4)
+INDEX_SHARES = (1 / 64, 1 / 16, 1 / 4, 1)
+MAX_PINS = 1_000_000
 
 
 def judge_baseline(
@@ -194,21 +194,18 @@ def _embed_pins(contender: Contender, pin_N: np.ndarray) -> Tensor:
 def recall_by_density(
     question: Question, contender: Contender, name: str, *, progress: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
-    """Recall with its interval, by the size of the index: of INDEX_SHARES of the question's pins, and of all."""
-    sizes = [math.ceil(share * question.num_pins) for share in INDEX_SHARES]
-    summaries = {}
-    for size in sizes:
-        scores = judge(
-            thin(question, size), contender, f"{name}, {size:,} pins", frequencies=("once",), progress=progress
-        )
+    """Recall with its interval, by the size of the index: INDEX_SHARES of all candidates, at most MAX_PINS."""
+    num_candidates, summaries = len(question.data.candidates), {}
+    for size in [min(math.ceil(share * num_candidates), MAX_PINS) for share in INDEX_SHARES]:
+        what = f"{name}, {size:,} pins"
+        scores = judge(with_index(question, size), contender, what, frequencies=("once",), progress=progress)
         summaries[str(size)] = summarize(scores)["once"]
     return summaries
 
 
-def thin(question: Question, num_pins: int) -> Question:
-    """The same with fewer pins in the index, drawn at random."""
-    chosen = sample_below(question.num_pins, num_pins, np.random.default_rng([0, num_pins]))
-    return replace(question, index_pin=question.index_pin[chosen])
+def with_index(question: Question, num_pins: int) -> Question:
+    """The same question with another index: so many candidates, drawn at random."""
+    return replace(question, index_pin=question.data.sample_candidates(num_pins, np.random.default_rng([0, num_pins])))
 
 
 def summarize(scores: Scores) -> dict[str, Any]:

@@ -180,9 +180,9 @@ def test_another_code_judges_anew_and_trains_nothing(
 ) -> None:
     first, second = plans(site, RECIPE)
     found = first.judgement
-    write_json(first.run_dir / JUDGEMENT, found | {"judging_code": "older"})
+    write_json(first.run_dir / JUDGEMENT, found | {"judged_by": "older"})
     assert first.judgement is None
-    assert first.older_judgement["judging_code"] == "older"
+    assert first.older_judgement["judged_by"] == "older"
     again = run(site, instance, RECIPE)
     assert again.success
     said = log_of(instance, again)

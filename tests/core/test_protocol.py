@@ -14,7 +14,15 @@ from pf_core.contenders import BASELINES, SequenceReader, Vectors, open_model
 from pf_core.contracts import PipelineError
 from pf_core.evaluation import Question, ask
 from pf_core.model import Sequences
-from pf_core.protocol import bootstrap_interval, judge, judge_baseline, judge_model, recall_by_density, summarize, thin
+from pf_core.protocol import (
+    bootstrap_interval,
+    judge,
+    judge_baseline,
+    judge_model,
+    recall_by_density,
+    summarize,
+    with_index,
+)
 from pf_core.scores import Scores, UserScores, read_scores, recall_by_day
 from pf_core.serving_config import Frequency
 from pf_core.training_set import TrainingSet, open_training_set
@@ -270,14 +278,12 @@ def test_long_judgements_show_progress(question: Question, model_dir: Path, monk
 
 
 def test_recall_grows_as_the_index_thins(question: Question, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "INDEX_SHARES", (1 / 8, 1 / 2))
+    monkeypatch.setattr(protocol, "INDEX_SHARES", (1 / 8, 1 / 2, 1))
     for name in ("mean_of_20", "pinnersage_5"):
-        contender = BASELINES[name](question)
-        whole = summarize(judge(question, contender, name, frequencies=("once",), progress=silent))["once"]
-        thinned = recall_by_density(question, contender, name, progress=silent)
-        assert list(thinned) == ["15", "60"]
-        assert thinned["15"]["recall_at_10"] >= thinned["60"]["recall_at_10"] >= whole["recall_at_10"]
-    assert set(thin(question, 15).index_pin) < set(question.index_pin)
+        found = recall_by_density(question, BASELINES[name](question), name, progress=silent)
+        assert list(found) == ["25", "100", "200"]
+        assert found["25"]["recall_at_10"] >= found["100"]["recall_at_10"] >= found["200"]["recall_at_10"]
+    assert len(np.unique(with_index(question, 25).index_pin)) == 25
 
 
 # Scores
