@@ -102,7 +102,7 @@ def test_a_better_candidate_becomes_champion(site: Site, instance: dg.DagsterIns
     assert (manifest["candidate"], manifest["champion"], manifest["candidate_is_champion"]) == ("good-2", "bad-1", True)
     assert (manifest["cut_ds"], manifest["last_ds"]) == (CUT, LAST)
     assert manifest["decision"] == {"promote": True, "reason": reason, "asked_for": "auto"}
-    assert list(manifest["summaries"])[:2] == ["good-2", "bad-1"]
+    assert {"good-2", "bad-1"} < set(manifest["summaries"])
     assert len(manifest["summaries"]) == 2 + 6
 
     ours = manifest["summaries"]["good-2"]["once"]
