@@ -17,17 +17,14 @@ PinnerSage clusters users of 100 actions each, on ten interests, in one thread: 
 import argparse
 import json
 import os
-import shutil
 import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from measuring import Measured, measure, report, say, working_directory
+from measuring import Measured, ensure_environment, measure, report, say, working_directory
 
 from pf_core.pinnersage import DAY_US, PinnerSage, cluster_users
 from pf_core.search import search
@@ -40,28 +37,6 @@ SQUARE, PRODUCTS = 4096, 5
 SAME_SHARE = 0.9999
 """Of the pins found: two ways to sum a score may exchange the last one with the next."""
 CHUNK_ROWS = 10_000
-
-
-def environment_directory() -> Path:
-    return Path(os.environ.get("PF_BENCH_DIR") or tempfile.gettempdir()) / f"pf-bench-faiss-{os.getuid()}"
-
-
-def ensure_environment(directory: Path) -> Path | None:
-    """The Python that has faiss; made if it is missing or has other versions. None, and a line, if it cannot be."""
-    python, ready = directory / "bin" / "python", directory / "ready.json"
-    if ready.exists() and json.loads(ready.read_text()) == list(REQUIREMENTS):
-        return python
-    say(f"installing {' '.join(REQUIREMENTS)} in {directory}")
-    shutil.rmtree(directory, ignore_errors=True)
-    pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", "--retries", "1"]
-    for command in ([sys.executable, "-m", "venv", str(directory)], [*pip, "install", *REQUIREMENTS]):
-        process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        if process.returncode != 0:
-            shutil.rmtree(directory, ignore_errors=True)
-            say(f"faiss is left out, because it cannot be installed: {process.stdout.strip()[-500:]}")
-            return None
-    ready.write_text(json.dumps(REQUIREMENTS))
-    return python
 
 
 def write_vectors(path: Path, num: int, *, seed: int) -> None:
@@ -161,7 +136,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2, help="runs of each kind")
     arguments = parser.parse_args()
     num_users, num_pins, square = (200, 20_000, 512) if arguments.quick else (10_000, 1_000_000, SQUARE)
-    python = ensure_environment(environment_directory())
+    python = ensure_environment("faiss", REQUIREMENTS)
 
     peak_flops, ours_s, faiss_s, peaks = [], [], [], []
     with working_directory(None) as folder:

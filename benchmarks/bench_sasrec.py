@@ -20,11 +20,8 @@ process.
 import argparse
 import json
 import os
-import shutil
 import statistics
 import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -32,7 +29,7 @@ from typing import Any, Literal
 
 import torch
 from bench_training import Printer, write_training_set
-from measuring import measure, report, say, working_directory
+from measuring import ensure_environment, measure, report, working_directory
 
 from pf_core.hyperparameters import TrainConfig, choose
 from pf_core.trainer import train
@@ -86,28 +83,6 @@ QUICK = Setting(
     num_negatives=4,
     num_steps=3,
 )
-
-
-def environment_directory() -> Path:
-    return Path(os.environ.get("PF_BENCH_DIR") or tempfile.gettempdir()) / f"pf-bench-rectools-{os.getuid()}"
-
-
-def ensure_environment(directory: Path) -> Path | None:
-    """The Python that has RecTools; made if it is missing or has other versions. None, and a line, if it cannot be."""
-    python, ready = directory / "bin" / "python", directory / "ready.json"
-    if ready.exists() and json.loads(ready.read_text()) == list(REQUIREMENTS):
-        return python
-    say(f"installing {' '.join(REQUIREMENTS)} in {directory}")
-    shutil.rmtree(directory, ignore_errors=True)
-    pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", "--retries", "1"]
-    for command in ([sys.executable, "-m", "venv", str(directory)], [*pip, "install", *REQUIREMENTS]):
-        process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        if process.returncode != 0:
-            shutil.rmtree(directory, ignore_errors=True)
-            say(f"RecTools is left out, because it cannot be installed: {process.stdout.strip()[-500:]}")
-            return None
-    ready.write_text(json.dumps(REQUIREMENTS))
-    return python
 
 
 def train_rectools(
@@ -194,7 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tiny model, as a smoke test")
     arguments = parser.parse_args()
-    python = ensure_environment(environment_directory())
+    python = ensure_environment("rectools", REQUIREMENTS)
     for setting in [QUICK] if arguments.quick else [SMALL, MEDIUM]:
         with working_directory(None) as folder:
             compare(python, setting, folder, num_pins=200 if arguments.quick else NUM_PINS)

@@ -4,13 +4,16 @@ A result is one line, `RESULT <name> <value> <unit> [bar <op> <number>]`; `run_a
 """
 
 import contextlib
+import json
 import multiprocessing
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -180,3 +183,25 @@ def world_site(*, logs: Path, data_dir: Path, start_ds: str, end_ds: str, num_bu
             "engine": {"num_workers": NUM_WORKERS, "memory_mb": MEMORY_MB},
         }
     )
+
+
+def ensure_environment(name: str, requirements: Sequence[str]) -> Path | None:
+    """The Python of an environment of its own; made if it is missing or has other versions.
+
+    It lies in PF_BENCH_DIR, or in the temporary directory. None, and a line, if it cannot be made.
+    """
+    directory = Path(os.environ.get("PF_BENCH_DIR") or tempfile.gettempdir()) / f"pf-bench-{name}-{os.getuid()}"
+    python, ready = directory / "bin" / "python", directory / "ready.json"
+    if ready.exists() and json.loads(ready.read_text()) == list(requirements):
+        return python
+    say(f"installing {' '.join(requirements)} in {directory}")
+    shutil.rmtree(directory, ignore_errors=True)
+    pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", "--retries", "1"]
+    for command in ([sys.executable, "-m", "venv", str(directory)], [*pip, "install", *requirements]):
+        process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if process.returncode != 0:
+            shutil.rmtree(directory, ignore_errors=True)
+            say(f"{name} is left out, because it cannot be installed: {process.stdout.strip()[-500:]}")
+            return None
+    ready.write_text(json.dumps(list(requirements)))
+    return python
