@@ -41,7 +41,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup  ## Every published ratio; about 40 minutes
+bench: setup  ## Every published ratio; about 45 minutes
 	$(BIN)/python benchmarks/run_all.py
 
 clean:  ## Remove what the demo made; keeps .venv

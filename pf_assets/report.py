@@ -142,7 +142,8 @@ def _staleness(resampled: Resampled) -> SectionView:
         title="How embeddings go stale",
         where="ours",
         note="Recall@10 of the embedding made once, at the cut, on the positives of each day after it, as a share of "
-        "what an embedding made just before them reaches on the same positives. Bands: 95 % over users.",
+        "what embeddings made just before them reach (on at most ten of a user, drawn at random). Bands: 95 % over "
+        "users.",
         table=None,
         pictures=pictures,
         claims=[],

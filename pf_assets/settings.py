@@ -22,7 +22,7 @@ EXPERIMENTS_SITE = REPOSITORY / "dagster_home" / "experiments.yaml"
 
 
 def site_path(environment: Mapping[str, str], *, otherwise: Path = DEMO_SITE) -> Path:
-    """PF_SITE names the site file; without it, it is the demo's."""
+    """PF_SITE names the site file; without it, it is the demo's, or what a command takes instead."""
     return Path(environment.get("PF_SITE") or otherwise)
 
 

@@ -128,7 +128,7 @@ def _batch_vs_realtime() -> Section:
         ),
         drawing="frequencies",
         note="Once: embedded at the cut. Daily: embedded every day, with the one-day lag of offline logs. Realtime: "
-        "embedded before every positive.",
+        "embedded just before the positive; of a user's many, ten are drawn at random (the paper takes all).",
     )
 
 

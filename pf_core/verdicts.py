@@ -113,7 +113,7 @@ class Resampled:
         return float(np.sqrt(self._variance(metric, None)))
 
     def staleness(self, recipe: str) -> list[Interval]:
-        """By day after the cut, recall `once` over that of `realtime` on the same positives. Seeds do not move it."""
+        """By day after the cut, recall `once` over that of `realtime` on the day's positives. Seeds do not move it."""
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio_BA = self._recall_by_day(recipe, "once") / self._recall_by_day(recipe, "realtime")
         return [_interval(ratio_BA[:, day]) for day in range(ratio_BA.shape[1])]
