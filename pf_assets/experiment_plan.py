@@ -2,6 +2,7 @@
 
     <site>/ablation_runs/<recipe>/<model_version>/   history.jsonl, model/, result.json, scores.parquet, evaluation.json
 
+Experiments with noisy content vectors have a training set of their own, in <site>/noisy_training_set/<noise>/.
 A trained model is taken up again as long as its configuration, training set and code are the same, and its judgement
 as long as the question and the code that judges are. What has changed, and only that, is made anew.
 """
@@ -13,7 +14,8 @@ from typing import Any
 
 from pf_assets.model_plan import PlannedModel, code_fingerprint, plan_config
 from pf_core.atomic import read_json
-from pf_core.recipes import Experiment, Recipe
+from pf_core.content_noise import make_noisy_set, noisy_manifest
+from pf_core.experiment import Experiment, Recipe
 from pf_core.site import Site
 from pf_core.training_set import DESCRIPTION, latest_training_set
 
@@ -32,8 +34,9 @@ class PlannedSeed:
 
     experiment: Experiment
     seed: int
-    training_set: str
-    """Its fingerprint."""
+    training_set: Path
+    manifest: dict[str, Any]
+    """The training set's, which is there already if it is the site's own."""
     judged_by: str
     """The code that judges, and how many users and pins it asks about at most."""
     run_dir: Path
@@ -50,9 +53,14 @@ class PlannedSeed:
     @property
     def older_judgement(self) -> dict[str, Any] | None:
         """What any version of the code has found for the same configuration on the same training set; the newest."""
-        same = {"seed": self.seed, "training_set": self.training_set, "config": self.config}
+        same = {"seed": self.seed, "training_set": self.fingerprint, "config": self.config}
         paths = sorted(self.run_dir.parent.glob(f"*/{JUDGEMENT}"), key=lambda path: -path.stat().st_mtime)
         return next((found for found in map(read_json, paths) if same.items() <= found.items()), None)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the training set."""
+        return str(self.manifest["fingerprint"])
 
     @property
     def config(self) -> dict[str, Any] | None:
@@ -70,27 +78,42 @@ def plan_experiments(
     limits = site.serving.promotion
     judged_by = f"{code_fingerprint(JUDGING_MODULES)}, {limits.num_users} users, {limits.num_pins} pins"
     codes = {"code": code_fingerprint(), "judged_by": judged_by}
-    fingerprint = str(read_json(latest_training_set(site) / DESCRIPTION)["fingerprint"])
     return {
-        experiment.name: list(_plan(site, experiment, num_seeds or experiment.num_seeds, fingerprint, codes))
+        experiment.name: list(_plan(site, experiment, num_seeds or experiment.num_seeds, codes))
         for experiment in experiments
     }
 
 
-def _plan(
-    site: Site, experiment: Experiment, num_seeds: int, training_set: str, codes: Mapping[str, str]
-) -> Iterator[PlannedSeed]:
+def make_training_set(site: Site, plan: PlannedSeed) -> None:
+    """As far as it is not the site's own."""
+    if "content_noise" in plan.manifest:
+        make_noisy_set(latest_training_set(site), plan.manifest, plan.training_set)
+
+
+def _training_set(site: Site, experiment: Experiment) -> tuple[Path, dict[str, Any]]:
+    """Where an experiment's training set is, or will be, and its manifest."""
+    path = latest_training_set(site)
+    manifest = read_json(path / DESCRIPTION)
+    if isinstance(experiment, Recipe) and experiment.content_noise:
+        manifest = noisy_manifest(manifest, experiment.content_noise)
+        path = site.directory / "noisy_training_set" / f"{experiment.content_noise:g}" / manifest["fingerprint"]
+    return path, manifest
+
+
+def _plan(site: Site, experiment: Experiment, num_seeds: int, codes: Mapping[str, str]) -> Iterator[PlannedSeed]:
     folder = experiments_dir(site) / experiment.name
+    training_set, manifest = _training_set(site, experiment)
     for seed in range(num_seeds if isinstance(experiment, Recipe) else 1):
         model = None
         if isinstance(experiment, Recipe):
             config = experiment.configure(site.training.train_config, seed=seed)
-            model = plan_config(site, config, folder, code=codes["code"])
+            model = plan_config(config, training_set, manifest, folder, code=codes["code"])
         yield PlannedSeed(
             experiment=experiment,
             seed=seed,
             training_set=training_set,
+            manifest=manifest,
             judged_by=codes["judged_by"],
-            run_dir=folder / training_set if model is None else model.run_dir,
+            run_dir=folder / manifest["fingerprint"] if model is None else model.run_dir,
             model=model,
         )

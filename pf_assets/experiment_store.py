@@ -16,7 +16,8 @@ from pf_assets.experiment_plan import JUDGEMENT, SCORES, PlannedSeed, plan_exper
 from pf_assets.tracking import TrackedRun, Tracking, flatten
 from pf_core.atomic import read_json
 from pf_core.contracts import PipelineError
-from pf_core.recipes import Experiment, experiments
+from pf_core.experiment import BASE, Experiment
+from pf_core.recipes import experiments
 from pf_core.scores import Scores, read_scores
 from pf_core.site import Site
 
@@ -33,6 +34,7 @@ class Outcome:
     recipe: str
     seed: int
     run: TrackedRun
+    training_set: str
     question: str
     ended_at_ms: int
     artifacts: Path
@@ -57,7 +59,9 @@ class StoredResults:
     training_set: str
     question: str
     outcomes: Mapping[str, Sequence[Outcome]]
-    """By recipe, in the order of seeds."""
+    """By recipe, in the order of seeds; all were asked the same question."""
+    noisy: Mapping[float, Outcome]
+    """By the noise of the content vectors, which makes the question another one; the first seed."""
     left_out: Sequence[str]
     """A sentence for each run that does not count."""
 
@@ -87,7 +91,7 @@ class ExperimentStore(Tracking):
             "mlflow.parentRunId": parent.run_id,
             "recipe": name,
             "seed": str(plan.seed),
-            "training_set": plan.training_set,
+            "training_set": plan.fingerprint,
             "sets": ", ".join(plan.experiment.sets),
         }
         run_name = name if plan.model is None else f"{name}, seed {plan.seed}"
@@ -112,27 +116,27 @@ class ExperimentStore(Tracking):
 
 
 def read_results(site: Site) -> StoredResults:
-    """The newest finished run of each recipe and seed, all on the current training set and asked the same question."""
+    """The newest finished run of each recipe and seed on its current training set; of each set, one question counts."""
     wanted = plan_experiments(site, experiments(site).values())
-    training_set = next(iter(wanted.values()))[0].training_set
+    training_set = wanted[BASE][0].fingerprint
     found: list[Outcome] = []
     left_out: list[str] = []
     for run in ExperimentStore(site).seeds():
-        reason = _why_not(run, wanted, training_set)
+        reason = _why_not(run, wanted)
         if reason is None:
             found.append(_outcome(run))
         else:
             left_out.append(f"{run.info.run_name}: {reason}")
-    if not found:
+    if not any(outcome.training_set == training_set for outcome in found):
         raise PipelineError(
             f"no experiment on the training set {training_set} has been run yet: `pf ablations` runs them"
             + "".join(f"\n  {sentence}" for sentence in left_out)
         )
     found.sort(key=lambda outcome: -outcome.ended_at_ms)
-    question = found[0].question
+    questions: dict[str, str] = {}
     newest: dict[tuple[str, int], Outcome] = {}
     for outcome in found:
-        if outcome.question != question:
+        if outcome.question != questions.setdefault(outcome.training_set, outcome.question):
             left_out.append(f"{outcome.recipe}, seed {outcome.seed}: it was judged by another question")
         elif newest.setdefault((outcome.recipe, outcome.seed), outcome) is not outcome:
             left_out.append(f"{outcome.recipe}, seed {outcome.seed}: there is a newer run")
@@ -141,17 +145,28 @@ def read_results(site: Site) -> StoredResults:
         for recipe in wanted
         if any(key[0] == recipe for key in newest)
     }
-    return StoredResults(training_set=training_set, question=question, outcomes=outcomes, left_out=left_out)
+    is_noisy = {name: "content_noise" in seeds[0].manifest for name, seeds in wanted.items()}
+    return StoredResults(
+        training_set=training_set,
+        question=questions[training_set],
+        outcomes={recipe: seeds for recipe, seeds in outcomes.items() if not is_noisy[recipe]},
+        noisy={
+            wanted[recipe][0].manifest["content_noise"]: seeds[0]
+            for recipe, seeds in outcomes.items()
+            if is_noisy[recipe]
+        },
+        left_out=left_out,
+    )
 
 
-def _why_not(run: "Run", wanted: Mapping[str, Sequence[PlannedSeed]], training_set: str) -> str | None:
+def _why_not(run: "Run", wanted: Mapping[str, Sequence[PlannedSeed]]) -> str | None:
     """Why a run does not count, if it does not."""
     tags = run.data.tags
     if run.info.status != "FINISHED":
         return f"its status is {run.info.status}"
     if tags["recipe"] not in wanted:
         return f"there is no recipe {tags['recipe']!r} any more"
-    if tags["training_set"] != training_set:
+    if tags["training_set"] != wanted[tags["recipe"]][0].fingerprint:
         return f"its training set was {tags['training_set']}"
     expected = flatten(_without_seed(wanted[tags["recipe"]][0].config or {}))
     other = [name for name, value in expected.items() if run.data.params.get(name, value) != value]
@@ -168,6 +183,7 @@ def _outcome(run: "Run") -> Outcome:
         recipe=tags["recipe"],
         seed=int(tags["seed"]),
         run=TrackedRun(experiment_id=run.info.experiment_id, run_id=run.info.run_id),
+        training_set=tags["training_set"],
         question=tags["question"],
         ended_at_ms=int(run.info.end_time or 0),
         artifacts=Path(urllib.parse.unquote(urllib.parse.urlparse(run.info.artifact_uri or "").path)),

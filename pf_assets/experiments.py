@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from pf_assets.experiment_plan import JUDGEMENT, SCORES, PlannedSeed, experiments_dir, plan_experiments
+from pf_assets.experiment_plan import (
+    JUDGEMENT,
+    SCORES,
+    PlannedSeed,
+    experiments_dir,
+    make_training_set,
+    plan_experiments,
+)
 from pf_assets.experiment_store import ExperimentStore
 from pf_assets.metadata import Metadata, picture, plot_training, save_figure, table
 from pf_assets.model_plan import code_fingerprint, find_fault
@@ -22,7 +29,8 @@ from pf_assets.settings import TRAINING_POOL, mlflow_server
 from pf_assets.tracking import TrackedRun, run_url
 from pf_assets.training_run import model_tags, source_tags, train_planned
 from pf_core.atomic import exclusive, read_json, relying_on, write_json
-from pf_core.recipes import Set, experiments
+from pf_core.experiment import Set
+from pf_core.recipes import experiments
 from pf_core.site import Site
 from pf_core.training_set import latest_training_set, open_training_set
 
@@ -30,8 +38,10 @@ if TYPE_CHECKING:
     from pf_core.evaluation import Question
 
 GROUP = "experiments"
-COMPARED: Set = "model-comparison"
-"""The set whose members are judged with smaller indexes, too: an oracle gains where pins lie far apart."""
+COMPARED: tuple[Set, ...] = ("model-comparison", "content-noise")
+"""Sets whose members are judged with smaller indexes, too: an oracle gains where pins lie far apart."""
+RIVALS = ("pinnersage_20", "pinnersage_5", "mean_of_100")
+"""Judged beside a model that has noisy content vectors, with the same vectors."""
 NOT_IN_A_NAME = re.compile(r"[^/\w.\- :]")
 """What MLflow takes in no metric's name, and a site's action type may have."""
 
@@ -65,11 +75,12 @@ def ablation_runs_asset(site: Site) -> dg.AssetsDefinition:
         """
         from pf_core.evaluation import open_question  # brings torch, which takes seconds
 
-        name, training_set = context.partition_key, latest_training_set(site)
+        name = context.partition_key
         plans = plan_experiments(site, [known[name]], num_seeds=config.num_seeds)[name]
         folder, store = experiments_dir(site) / name, ExperimentStore(site)
-        with exclusive(folder, f"ablation_runs {name}"), relying_on(training_set.parent, "training_set"):
-            question = open_question(site, open_training_set(training_set), progress=context.log.info)
+        with exclusive(folder, f"ablation_runs {name}"), relying_on(latest_training_set(site).parent, "training_set"):
+            make_training_set(site, plans[0])
+            question = open_question(site, open_training_set(plans[0].training_set), progress=context.log.info)
             context.log.info(
                 f"{name}: {known[name].why} Judged by {question.num_users:,} held-out users and "
                 f"{question.num_pins:,} pins"
@@ -79,7 +90,7 @@ def ablation_runs_asset(site: Site) -> dg.AssetsDefinition:
                 runs = [_Seed(context, site, store, parent, plan, question).finish() for plan in plans]
                 means = _means([_numbers(judgement) for _, judgement in runs])
                 store.measure(parent, [{"step": 0, **means}])
-                store.tag(parent, {"training_set": plans[0].training_set, "question": question.fingerprint})
+                store.tag(parent, {"training_set": plans[0].fingerprint, "question": question.fingerprint})
         url = run_url(parent, mlflow_server())
         return dg.MaterializeResult(
             metadata=describe_recipe(plans, [judgement for _, judgement in runs], means, url),
@@ -154,30 +165,34 @@ class _Seed:
             self.context.log.warning(f"{self._name}: {fault}")
 
     def _judge(self) -> dict[str, Any]:
-        from pf_core.contenders import BASELINES, open_model
+        from pf_core.contenders import BASELINES, Contender, open_model
         from pf_core.protocol import judge, recall_by_density, summarize
+
+        def by_density(contender: Contender, name: str) -> dict[str, Any]:
+            return recall_by_density(question, contender, name, progress=self.context.log.info)
 
         plan, question, started = self.plan, self.question, time.monotonic()
         if plan.model is None:
             contender = BASELINES[plan.experiment.name](question)
         else:
             contender = open_model(question, plan.run_dir / "model", name=self._name)
-        asked: Any = (question, contender, self._name)
-        scores = judge(*asked, frequencies=plan.experiment.frequencies, progress=self.context.log.info)
-        is_compared = COMPARED in plan.experiment.sets
+        asked = plan.experiment.frequencies
+        scores = judge(question, contender, self._name, frequencies=asked, progress=self.context.log.info)
+        is_compared, has_noise = bool(set(COMPARED) & set(plan.experiment.sets)), "content_noise" in plan.manifest
         plan.run_dir.mkdir(parents=True, exist_ok=True)
         scores.write(plan.run_dir / SCORES)
         judgement: dict[str, Any] = {
             "recipe": plan.experiment.name,
             "seed": plan.seed,
             "config": plan.config,
-            "training_set": plan.training_set,
+            "training_set": plan.fingerprint,
             "code": None if plan.model is None else plan.model.code,
             "judged_by": plan.judged_by,
             "question": scores.question,
             "counts": {**self.question.counts, "pins": self.question.num_pins},
             "metrics": summarize(scores),
-            "by_density": recall_by_density(*asked, progress=self.context.log.info) if is_compared else {},
+            "by_density": by_density(contender, self._name) if is_compared else {},
+            "rivals": {name: by_density(BASELINES[name](question), name) for name in RIVALS if has_noise},
             "training": None if plan.model is None else read_json(plan.run_dir / "result.json"),
             "judging_seconds": time.monotonic() - started,
         }
@@ -248,7 +263,7 @@ def describe_recipe(
         "users": judgements[0]["counts"]["users"],
         "positives": judgements[0]["counts"]["positives"],
         "index_pins": judgements[0]["counts"]["pins"],
-        "training_set": first.training_set,
+        "training_set": first.fingerprint,
         "question": judgements[0]["question"],
         "mlflow_run": dg.MetadataValue.url(url),
         "path": dg.MetadataValue.path(first.run_dir.parent),

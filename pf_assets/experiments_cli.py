@@ -1,7 +1,7 @@
 """`pf ablations` and `pf report`: every experiment of the paper, and what came of it.
 
-Without PF_SITE both are about the site of dagster_home/experiments.yaml, whose logs are made first; with it, about any
-site that has the days after its training set's cut. Each recipe is a Dagster run of its own, as the UI would start it.
+Without PF_SITE both are about the site in dagster_home/experiments, whose logs are made first; with it, about any site
+that has the days after its training set's cut. Each recipe is a Dagster run of its own, as the UI would start it.
 """
 
 import os
@@ -21,7 +21,8 @@ from pf_assets.preparation import missing_days, write_world
 from pf_assets.settings import DEMO_SITE, EXPERIMENTS_SITE, site_path
 from pf_core.atomic import MANIFEST
 from pf_core.contracts import PipelineError
-from pf_core.recipes import Experiment, Set, experiments
+from pf_core.experiment import Experiment, Set
+from pf_core.recipes import experiments
 from pf_core.site import Site, load_site
 from pf_core.world import config as world_config
 

@@ -51,18 +51,20 @@ def plan_model(site: Site, preset: Preset | None = None, changes: dict[str, Any]
     """The model that the site file, or a run's configuration, asks for, on the training set that is there."""
     preset = site.training.preset if preset is None else preset
     changes = site.training.changes if changes is None else changes
-    return plan_config(site, choose(preset, changes), models_dir(site), code=code_fingerprint())
-
-
-def plan_config(site: Site, config: TrainConfig, folder: Path, *, code: str) -> PlannedModel:
-    """The model of this configuration and code on the training set that is there, in a folder of models."""
     path = latest_training_set(site)
     manifest = read_json(path / DESCRIPTION)
+    return plan_config(choose(preset, changes), path, manifest, models_dir(site), code=code_fingerprint())
+
+
+def plan_config(
+    config: TrainConfig, training_set: Path, manifest: dict[str, Any], folder: Path, *, code: str
+) -> PlannedModel:
+    """The model of this configuration and code on a training set, in a folder of models."""
     decisive = f"{config.fingerprint()} {manifest['fingerprint']} {code}"
     model_version = hashlib.sha256(decisive.encode()).hexdigest()[:12]
     return PlannedModel(
         config=config,
-        training_set=path,
+        training_set=training_set,
         manifest=manifest,
         code=code,
         model_version=model_version,

@@ -22,12 +22,12 @@ from pf_assets.report_markdown import to_markdown
 from pf_assets.report_page import PAGE
 from pf_assets.report_views import MARKS, Picture, Report, SectionView, view_claim, view_table
 from pf_core.claims import HIDDEN_DIMS, LAYERS, Results, of_capacity, of_length
+from pf_core.experiment import BASE
 from pf_core.hyperparameters import ModelConfig, TrainConfig, demo
 from pf_core.inference_cost import flops_per_user
 from pf_core.measures import Metric
 from pf_core.paper_claims import all_claims
 from pf_core.paper_results import Section, paper_sections
-from pf_core.recipes import BASE
 from pf_core.verdicts import MARGIN, NUM_DRAWS, ClaimVerdict, Interval, Resampled, judge
 
 DPI = 120
@@ -46,11 +46,23 @@ class RecipeFacts:
     """Recall by the number of pins in the index."""
 
 
+@dataclass(frozen=True)
+class NoisyFacts:
+    """How the base fared with noisy content vectors, and what baselines made of the same vectors."""
+
+    recipe: str
+    facts: RecipeFacts
+    rivals: Mapping[str, Mapping[int, Interval]]
+    """By baseline, recall by the number of pins in the index."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReportFacts:
     facts: Mapping[str, object] = field(default_factory=dict)
     """What was trained and judged, in the order in which it is shown: site, cut, users, pins, steps, fingerprint."""
     recipes: Mapping[str, RecipeFacts] = field(default_factory=dict)
+    noisy: Mapping[float, NoisyFacts] = field(default_factory=dict)
+    """By the noise of the content vectors, as a multiple of their norm."""
     explanations: Mapping[str, str] = field(default_factory=dict)
     """Why a claim does not hold here, by its id."""
     feature_dim: int | None = None
@@ -72,7 +84,11 @@ def build_report(results: Results, facts: ReportFacts) -> Report:
         rule=_rule(resampled),
         sections=[*sections, staleness, cost],
         runs=[
-            _run(name, len(seeds), facts.recipes.get(name, RecipeFacts())) for name, seeds in results.outcomes.items()
+            *(
+                _run(name, len(seeds), facts.recipes.get(name, RecipeFacts()))
+                for name, seeds in results.outcomes.items()
+            ),
+            *(_run(noisy.recipe, 1, noisy.facts) for noisy in facts.noisy.values()),
         ],
         left_out=list(facts.left_out),
     )
@@ -118,16 +134,18 @@ def _view_section(
 
 
 def _density(facts: ReportFacts) -> list[Picture]:
-    curves = {name: known.by_density for name, known in facts.recipes.items() if known.by_density}
+    clean = {name: known.by_density for name, known in facts.recipes.items() if known.by_density}
+    if not clean:
+        return []
+    noisy = {noise: {BASE: known.facts.by_density, **known.rivals} for noise, known in facts.noisy.items()}
     text = (
-        "Recall@10 by the number of pins in the index, drawn at random from the same candidates. An oracle that knows "
-        "the answer gains where pins lie far apart; the denser the index, the more a vector has to say about each pin."
+        "Recall@10 by the number of pins in the index, drawn at random from the same candidates; on the left with the "
+        "site's own content vectors, then with noise added to them, as a multiple of their norm, in training and in "
+        "evaluation. An oracle that knows the answer gains where pins lie far apart and where a single pin's vector "
+        "can be relied on."
     )
-    return (
-        [Picture("index-density", "The order by density of the index", text, _png(plot_density(curves)))]
-        if curves
-        else []
-    )
+    figure = plot_density({0.0: clean, **noisy})
+    return [Picture("index-density", "The order by density of the index and noise of its vectors", text, _png(figure))]
 
 
 def _staleness(resampled: Resampled) -> SectionView:

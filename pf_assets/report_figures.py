@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from pf_core.claims import HIDDEN_DIMS, LAYERS
+from pf_core.experiment import BASE
 from pf_core.measures import Metric
 from pf_core.paper_results import PAPER_HIDDEN_DIMS, PAPER_LAYERS, RECALL, Column, Row, Section
-from pf_core.recipes import BASE
 from pf_core.verdicts import Interval, Resampled
 
 OURS, PAPER, SECOND = "#bd081c", "#6b6b6b", "#0a6b77"
@@ -203,28 +203,34 @@ def plot_staleness(curves: Mapping[str, Sequence[Interval]]) -> Figure:
     return figure
 
 
-def plot_density(curves: Mapping[str, Mapping[int, Interval]]) -> Figure:
-    """Recall by the number of pins in the index, both on logarithmic axes."""
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    axes = figure.subplots()
-    for (name, curve), color in zip(curves.items(), COLORS, strict=False):
-        sizes = sorted(curve)
-        estimates = [curve[size].estimate for size in sizes]
-        below = [curve[size].estimate - curve[size].low for size in sizes]
-        above = [curve[size].high - curve[size].estimate for size in sizes]
-        width = 2 if name == BASE else 1
-        axes.errorbar(
-            sizes, estimates, (below, above), color=color, label=name, linewidth=width, marker="o", markersize=4
-        )
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    sizes = sorted({size for curve in curves.values() for size in curve})
-    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    axes.set_xlabel("pins in the index")
-    axes.set_ylabel("Recall@10")
-    axes.legend(frameon=False, ncols=2, fontsize=8)
-    _clean(axes)
+def plot_density(by_noise: Mapping[float, Mapping[str, Mapping[int, Interval]]]) -> Figure:
+    """Recall by the number of pins in the index, both on logarithmic axes; a panel for each noise of the vectors."""
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    panels = figure.subplots(1, len(by_noise), sharey=True, squeeze=False)[0]
+    names = list(dict.fromkeys(name for curves in by_noise.values() for name in curves))
+    color_of = dict(zip(names, COLORS, strict=False))
+    for axes, (noise, curves) in zip(panels, by_noise.items(), strict=True):
+        for name, curve in curves.items():
+            _density_curve(axes, curve, color=color_of.get(name, "gray"), label=name, width=2 if name == BASE else 1)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        sizes = sorted({size for curve in curves.values() for size in curve})
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=30 if len(by_noise) > 1 else 0)
+        axes.set_xlabel("pins in the index")
+        if len(by_noise) > 1:
+            axes.set_title("own vectors" if noise == 0 else f"noise {noise:g} ×", fontsize=9)
+        _clean(axes)
+    panels[0].set_ylabel("Recall@10")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=5, frameon=False, fontsize=8)
     return figure
+
+
+def _density_curve(axes: Axes, curve: Mapping[int, Interval], *, color: str, label: str, width: float) -> None:
+    sizes = sorted(curve)
+    estimates = [curve[size].estimate for size in sizes]
+    below = [curve[size].estimate - curve[size].low for size in sizes]
+    above = [curve[size].high - curve[size].estimate for size in sizes]
+    axes.errorbar(sizes, estimates, (below, above), color=color, label=label, linewidth=width, marker="o", markersize=4)
 
 
 def plot_cost(points: Iterable[Point]) -> Figure:

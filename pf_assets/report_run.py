@@ -13,7 +13,7 @@ import dagster as dg
 
 from pf_assets.experiment_store import Outcome, StoredResults, read_results
 from pf_assets.metadata import Metadata, table
-from pf_assets.report import RecipeFacts, ReportFacts, build_report, render_html, render_markdown
+from pf_assets.report import NoisyFacts, RecipeFacts, ReportFacts, build_report, render_html, render_markdown
 from pf_assets.report_views import Report
 from pf_assets.settings import REPOSITORY, mlflow_server
 from pf_assets.tracking import TrackedRun, run_url
@@ -72,6 +72,7 @@ def _facts(site: Site, stored: StoredResults, results: Results) -> ReportFacts:
     return ReportFacts(
         facts=_plain_facts(site, stored, manifest),
         recipes={name: _recipe_facts(seeds) for name, seeds in stored.outcomes.items()},
+        noisy={noise: _noisy_facts(outcome) for noise, outcome in sorted(stored.noisy.items())},
         explanations=read_explanations(EXPLANATIONS, claims) if site.name == EXPLAINED_SITE else {},
         feature_dim=int(manifest["feature_dim"]),
         left_out=stored.left_out,
@@ -110,13 +111,18 @@ def _recipe_facts(seeds: Sequence[Outcome]) -> RecipeFacts:
         num_parameters=trained[0]["num_parameters"] if trained else None,
         config=judgements[0]["config"],
         mlflow_url=run_url(parent, mlflow_server()),
-        by_density=_by_density(judgements[0]),
+        by_density=_by_density(judgements[0]["by_density"]),
     )
 
 
-def _by_density(judgement: Mapping[str, Any]) -> dict[int, Interval]:
-    """Of the first seed."""
+def _noisy_facts(outcome: Outcome) -> NoisyFacts:
+    judgement = outcome.judgement()
+    rivals = {name: _by_density(summaries) for name, summaries in judgement["rivals"].items()}
+    return NoisyFacts(outcome.recipe, _recipe_facts([outcome]), rivals)
+
+
+def _by_density(summaries: Mapping[str, Any]) -> dict[int, Interval]:
     return {
         int(size): Interval(summary["recall_at_10"], *summary["recall_at_10_interval"])
-        for size, summary in judgement.get("by_density", {}).items()
+        for size, summary in summaries.items()
     }

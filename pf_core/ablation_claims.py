@@ -20,9 +20,9 @@ from pf_core.claims import (
     of_heads,
     of_length,
 )
+from pf_core.experiment import BASE
 from pf_core.hyperparameters import ModelConfig
 from pf_core.measures import coverage, entropy, gain_per_doubling, mean, recall, slope
-from pf_core.recipes import BASE
 
 TURN_OF_LENGTH = 32
 """Gains are said to be constant until about here, and to diminish after."""

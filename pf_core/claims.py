@@ -13,9 +13,9 @@ from typing import Literal
 import yaml
 
 from pf_core.contracts import PipelineError
+from pf_core.experiment import BASE, Set
 from pf_core.hyperparameters import ModelConfig
 from pf_core.measures import Quantity
-from pf_core.recipes import BASE, Set
 from pf_core.scores import Scores
 
 Kind = Literal["greater", "alike", "no_better"]

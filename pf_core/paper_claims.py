@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from pf_core.ablation_claims import ablation_claims
 from pf_core.claims import COLLAPSE, COMPARABLE, Claim, Part, alike, best, greater, no_better, rising
+from pf_core.experiment import BASE
 from pf_core.hyperparameters import ModelConfig
 from pf_core.measures import coverage, drop, entropy, recall
-from pf_core.recipes import BASE
 from pf_core.serving_config import Frequency
 
 

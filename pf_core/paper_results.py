@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pf_core.claims import FEATURES, HIDDEN_DIMS, LAYERS, of_capacity, of_dim, of_heads, of_length
+from pf_core.experiment import BASE, Set
 from pf_core.hyperparameters import ModelConfig
 from pf_core.measures import ALL, Metric, MetricName
-from pf_core.recipes import BASE, Set
 from pf_core.serving_config import Frequency
 
 Drawing = Literal["relative", "frequencies", "grid", "curves", "capacity"]

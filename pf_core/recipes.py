@@ -1,93 +1,25 @@
 """The experiments: a recipe takes the site's own configuration and changes what it claims to change, nothing else.
 
-Each set is a table or a figure of the paper (section 4.2 and appendix), or a question of ours. The base of all of
-them, `pinnerformer`, is the model of the site file's training section, so that the budget is the same for everybody.
-A recipe that gives the base itself, or that the base does not admit (a width that its heads do not divide), does not
-exist at a site. A baseline is an experiment in which nothing is trained.
+The base of all of them, `pinnerformer`, is the model of the site file's training section, so that the budget is the
+same for everybody. A recipe that gives the base itself, or that the base does not admit (a width that its heads do not
+divide), does not exist at a site.
 
 The function's name is the recipe's, and its docstring says why anybody should care.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from pf_core.experiment import BASE, BASELINES, Change, Experiment, Recipe, Set, changed
 from pf_core.hyperparameters import TrainConfig
-from pf_core.serving_config import Frequency
 from pf_core.site import Site
 
-Set = Literal[
-    "model-comparison",
-    "batch-vs-realtime",
-    "objectives",
-    "negatives",
-    "multi-task",
-    "features",
-    "sasrec-losses",
-    "masking",
-    "sequence-length",
-    "embedding-dimension",
-    "capacity",
-    "sequence-selection",
-    "heads",
-    "ours",
-]
-"""In the order in which they are worth running."""
-
-CORE_SETS: tuple[Set, ...] = get_args(Set)[:8]
-"""Those whose claims carry the paper: their recipes are trained with two seeds."""
-REFRESHED_SETS: tuple[Set, ...] = ("batch-vs-realtime", "objectives", "sasrec-losses")
-"""Those about stale embeddings: their recipes are judged at every frequency, all others once."""
-
-BASE = "pinnerformer"
-Change = Callable[[TrainConfig], TrainConfig]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    name: str
-    why: str
-    change: Change
-    sets: tuple[Set, ...]
-
-    @property
-    def num_seeds(self) -> int:
-        return 2 if set(self.sets) & set(CORE_SETS) else 1
-
-    @property
-    def frequencies(self) -> tuple[Frequency, ...]:
-        return get_args(Frequency) if set(self.sets) & set(REFRESHED_SETS) else ("once",)
-
-    def configure(self, base: TrainConfig, *, seed: int) -> TrainConfig:
-        """The run with this number, from 0; the base's own seed is the first."""
-        return _changed(self.change(base), seed=base.seed + seed)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Baseline:
-    """Judged as the recipes are; `protocol` knows it by its name."""
-
-    name: str
-    why: str
-    sets: tuple[Set, ...] = ("model-comparison",)
-    num_seeds: int = 1
-    frequencies: tuple[Frequency, ...] = ("once",)
-
-
-Experiment = Recipe | Baseline
-
-BASELINES = (
-    Baseline(name="popularity_7d", why="The pins with the most positive actions in the week before the cut."),
-    Baseline(name="popularity_365d", why="The pins with the most positive actions in all of the timelines."),
-    Baseline(name="mean_of_20", why="The mean content vector of a user's 20 newest pins: what needs no training."),
-    Baseline(name="mean_of_100", why="The mean content vector of a user's 100 newest pins."),
-    Baseline(name="pinnersage_5", why="PinnerSage's 5 most important clusters; an oracle picks one for each positive."),
-    Baseline(name="pinnersage_20", why="PinnerSage's 20 most important clusters; an oracle picks one."),
-)
+CONTENT_NOISES = (1, 2, 4)
+"""Times the norm of a content vector."""
 
 
 def pinnerformer(base: TrainConfig) -> TrainConfig:
@@ -249,6 +181,11 @@ def default_init(base: TrainConfig) -> TrainConfig:
     return _model(base, near_identity_init=False)
 
 
+def noise(base: TrainConfig) -> TrainConfig:
+    """The base and PinnerSage with content vectors that say less: does a learned embedding need them less?"""
+    return base
+
+
 def no_relative_time(base: TrainConfig) -> TrainConfig:
     """The time of an action, without how long before the newest action and after the one before it that was."""
     return _without(base, "since_latest", "gap")
@@ -257,7 +194,7 @@ def no_relative_time(base: TrainConfig) -> TrainConfig:
 def experiments(site: Site) -> dict[str, Experiment]:
     """All that exist at a site, by name, in the order in which they are worth running."""
     base, positive_types = site.training.train_config, site.source.positive.action_types
-    found = [recipe for recipe in _recipes(positive_types) if recipe.name == BASE or _differs(recipe.change, base)]
+    found = [recipe for recipe in _recipes(positive_types) if _exists(recipe, base)]
     everything: list[Experiment] = [*found, *BASELINES]
     return {experiment.name: experiment for experiment in sorted(everything, key=_rank)}
 
@@ -304,6 +241,9 @@ def _recipes(positive_types: tuple[str, ...]) -> Iterable[Recipe]:
         yield _of_family(strong_actions_only, "sequence-selection", name=name, positive_types=positive_types)
     for num_heads in (2, 4, 8):
         yield _of_family(heads, "heads", name=f"heads_{num_heads}", num_heads=num_heads)
+    for times in CONTENT_NOISES:
+        name = f"noise_{times}"
+        yield Recipe(name=name, why=_why(noise), change=noise, sets=("content-noise",), content_noise=times)
     for change in (log_q_negatives, default_init, no_relative_time):
         yield _named(change, "ours")
 
@@ -321,15 +261,15 @@ def _why(change: Callable[..., TrainConfig]) -> str:
     return change.__doc__
 
 
-def _differs(change: Change, base: TrainConfig) -> bool:
+def _exists(recipe: Recipe, base: TrainConfig) -> bool:
     try:
-        return change(base) != base
+        return recipe.name == BASE or recipe.content_noise > 0 or recipe.change(base) != base
     except ValidationError:  # there is no such model
         return False
 
 
 def _model(base: TrainConfig, **changes: Any) -> TrainConfig:
-    return _changed(base, model=base.model.model_dump() | changes)
+    return changed(base, model=base.model.model_dump() | changes)
 
 
 def _without(base: TrainConfig, *parts: str) -> TrainConfig:
@@ -337,12 +277,8 @@ def _without(base: TrainConfig, *parts: str) -> TrainConfig:
 
 
 def _sampling(base: TrainConfig, **changes: Any) -> TrainConfig:
-    return _changed(base, sampling=base.sampling.model_dump() | changes)
+    return changed(base, sampling=base.sampling.model_dump() | changes)
 
 
 def _loss(base: TrainConfig, **changes: Any) -> TrainConfig:
-    return _changed(base, loss=base.loss.model_dump() | changes)
-
-
-def _changed(base: TrainConfig, **changes: Any) -> TrainConfig:
-    return TrainConfig.model_validate(base.model_dump() | changes)
+    return changed(base, loss=base.loss.model_dump() | changes)

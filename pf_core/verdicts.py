@@ -29,8 +29,8 @@ from typing import Literal
 import numpy as np
 
 from pf_core.claims import Claim, Part, Results
+from pf_core.experiment import BASELINES
 from pf_core.measures import ALL, Metric, Quantity
-from pf_core.recipes import BASELINES
 from pf_core.scores import Scores, UserScores
 from pf_core.serving_config import Frequency
 

@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 
 from pf_core.claims import Results
+from pf_core.experiment import Experiment
 from pf_core.hyperparameters import ModelConfig
 from pf_core.measures import ALL, Metric
 from pf_core.paper_results import paper_sections
-from pf_core.recipes import Experiment
 from pf_core.scores import Scores, UserScores
 from pf_core.serving_config import Frequency
 

@@ -13,9 +13,21 @@ REPOSITORY = Path(__file__).parents[1]
 STAGES = [
     *("contracts", "atomic", "source", "hyperparameters", "serving_config", "site", "reading", "mapping", "engine"),
     *("quarantine", "raw_actions", "ingest", "coengagement", "catalogue", "state", "pin_features", "assembly"),
-    *("timelines", "audit", "quality", "packing", "training_set", "objectives", "model", "batches", "ranks", "sketch"),
+    *(
+        "timelines",
+        "audit",
+        "quality",
+        "packing",
+        "training_set",
+        "content_noise",
+        "objectives",
+        "model",
+        "batches",
+        "ranks",
+        "sketch",
+    ),
     *("loss", "search", "recall", "validation", "checkpoint", "trainer", "scores", "diversity", "evaluation"),
-    *("baselines", "pinnersage", "contenders", "protocol", "promotion", "recipes", "measures", "claims"),
+    *("baselines", "pinnersage", "contenders", "protocol", "promotion", "experiment", "recipes", "measures", "claims"),
     *("ablation_claims", "paper_claims", "paper_results", "verdicts", "inference_cost"),
     *(
         "embeddings",

@@ -249,6 +249,22 @@ def test_the_results_are_the_scores(
     assert stored.outcomes[RECIPE][1].judgement()["config"]["seed"] == 1
 
 
+def test_noisy_vectors_make_another_question(
+    site: Site, instance: dg.DagsterInstance, recipe: dg.ExecuteInProcessResult
+) -> None:
+    result = run(site, instance, "noise_2")
+    assert result.success, failure_of(result)
+    stored = read_results(site)
+    assert "noise_2" not in stored.outcomes
+    assert list(stored.noisy) == [2]
+    assert stored.noisy[2].question != stored.question
+    assert stored.noisy[2].training_set == plans(site, "noise_2")[0].fingerprint != stored.training_set
+    judgement = stored.noisy[2].judgement()
+    assert judgement["rivals"].keys() == {"pinnersage_20", "pinnersage_5", "mean_of_100"}
+    assert all(by_size.keys() == judgement["by_density"].keys() for by_size in judgement["rivals"].values())
+    assert all(0 <= found["recall_at_10"] <= 1 for found in judgement["rivals"]["pinnersage_5"].values())
+
+
 def test_what_does_not_count_is_named(
     site: Site, recipe: dg.ExecuteInProcessResult, baseline: dg.ExecuteInProcessResult, tmp_path: Path
 ) -> None:

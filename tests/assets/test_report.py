@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from pf_assets.report import RecipeFacts, Report, ReportFacts, build_report, render_html, render_markdown
+from pf_assets.report import NoisyFacts, RecipeFacts, Report, ReportFacts, build_report, render_html, render_markdown
 from pf_assets.report_views import NOT_EXPLAINED
 from pf_core.claims import Results
+from pf_core.experiment import BASE, Recipe
 from pf_core.hyperparameters import TrainConfig, demo
 from pf_core.paper_claims import all_claims
 from pf_core.paper_results import paper_sections
-from pf_core.recipes import BASE, Recipe, experiments
+from pf_core.recipes import experiments
 from pf_core.site import Site, load_site
 from pf_core.verdicts import Interval
 from tests.outcomes import TASKS, make_store
@@ -47,6 +48,13 @@ def make_facts() -> ReportFacts:
     return ReportFacts(
         facts={"Site": "demo", "Users trained on": 24_000, "Cut": "2026-03-17", "Odd <name>": "a & b"},
         recipes=recipes,
+        noisy={
+            2.0: NoisyFacts(
+                "noise_2",
+                RecipeFacts(seconds=99.0, by_density={100: Interval(0.3, 0.25, 0.35), 400: Interval(0.1, 0.05, 0.15)}),
+                {"pinnersage_20": {100: Interval(0.2, 0.15, 0.25), 400: Interval(0.1, 0.05, 0.15)}},
+            )
+        },
         explanations={"more-layers": "The recalls of this store are drawn at random."},
         feature_dim=64,
         left_out=["sasrec, seed 0: there is a newer run"],

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from pf_core.evaluation import Question, open_question
+from pf_core.experiment import BASE, CORE_SETS, Baseline, Experiment, Recipe, Set
 from pf_core.hyperparameters import TrainConfig, TrainingConfig, demo
 from pf_core.protocol import judge_baseline, judge_model, summarize
-from pf_core.recipes import BASE, CORE_SETS, Baseline, Experiment, Recipe, Set, experiments, recipes
+from pf_core.recipes import experiments, recipes
 from pf_core.scores import Scores, read_scores
 from pf_core.serving_config import Frequency
 from pf_core.site import Site, load_site
@@ -18,7 +19,7 @@ from pf_core.trainer import train
 from pf_core.training_set import latest_training_set, open_training_set
 from tests.tiny_world import EXPERIMENTS_SITE, make_tiny_site
 
-DEMO_SITE = EXPERIMENTS_SITE.with_name("demo.yaml")
+DEMO_SITE = EXPERIMENTS_SITE.parents[1] / "demo.yaml"
 
 EXPECTED: dict[str, dict[str, Any]] = {
     "pinnerformer": {},
@@ -73,6 +74,9 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "strong_actions_only": {"model.sequence_types": ("repin", "closeup", "click")},
     "heads_2": {"model.num_heads": 2},
     "heads_4": {"model.num_heads": 4},
+    "noise_1": {},
+    "noise_2": {},
+    "noise_4": {},
     "log_q_negatives": {"loss.log_q": "negatives"},
     "default_init": {"model.near_identity_init": False},
     "no_relative_time": {"model.features.since_latest": False, "model.features.gap": False},
@@ -109,6 +113,11 @@ def test_a_recipe_changes_what_it_claims_and_nothing_else(site: Site) -> None:
     assert found == EXPECTED
 
 
+def test_a_noisy_recipe_changes_the_content_vectors_alone(site: Site) -> None:
+    found = {name: recipe.content_noise for name, recipe in recipes(site).items() if recipe.content_noise}
+    assert found == {"noise_1": 1, "noise_2": 2, "noise_4": 4}
+
+
 def test_a_seed_is_the_only_other_change(site: Site) -> None:
     base = demo().model_copy(update={"seed": 5})
     recipe = recipes(site)["no_surface"]
@@ -121,7 +130,7 @@ def test_seeds_frequencies_and_order(site: Site) -> None:
     assert known.keys() - EXPECTED.keys() == BASELINES
     assert all(isinstance(known[name], Baseline) and known[name].num_seeds == 1 for name in BASELINES)
     twice = {name for name, each in known.items() if each.num_seeds == 2}
-    others = ("length_", "dim_", "layers_", "heads_")
+    others = ("length_", "dim_", "layers_", "heads_", "noise_")
     ours = {"log_q_negatives", "default_init", "no_relative_time", "strong_actions_only"}
     assert twice == {name for name in EXPECTED if not name.startswith(others)} - ours
     everywhere = {name for name, each in known.items() if each.frequencies == get_args(Frequency)}
