@@ -1,6 +1,5 @@
 # Everything runs in .venv, which the first target that needs it makes. Needs Python 3.11 and g++, nothing else.
 PYTHON ?= python3.11
-export DAGSTER_HOME := $(CURDIR)/dagster_home
 BIN := .venv/bin
 READY := .venv/.ready
 JOBS ?= $(shell nproc)
@@ -46,4 +45,4 @@ bench: setup  ## Every published ratio; about 45 minutes
 
 clean:  ## Remove what the demo made; keeps .venv
 	rm -rf data
-	find dagster_home -mindepth 1 ! -name dagster.yaml ! -name demo.yaml ! -name experiments.yaml -delete
+	find dagster_home -mindepth 1 ! -name '*.yaml' ! -path dagster_home/experiments -delete

@@ -32,7 +32,7 @@ from pf_assets.operations import (
 from pf_assets.preparation import missing_days, write_world
 from pf_assets.promotion_cli import promote
 from pf_assets.schedules import DAILY_ASSETS, KEEP_MODEL, morning_days
-from pf_assets.settings import DEMO_SITE, REPOSITORY, current_site, mlflow_server
+from pf_assets.settings import DEMO_SITE, REPOSITORY, current_site, dagster_home, mlflow_server
 from pf_assets.tracking import TrackedRun, Tracking, run_url
 from pf_core.atomic import MANIFEST, read_json
 from pf_core.contracts import PipelineError, ds_range, shift_ds
@@ -157,7 +157,7 @@ def dev(dagster_port: int = 3000, mlflow_port: int = 5000) -> None:
     tracking.root.mkdir(parents=True, exist_ok=True)
     environment = {
         **os.environ,
-        "DAGSTER_HOME": os.environ.get("DAGSTER_HOME") or str(DEMO_SITE.parent),
+        "DAGSTER_HOME": dagster_home(),
         "PF_MLFLOW_SERVER": os.environ.get("PF_MLFLOW_SERVER") or f"http://localhost:{mlflow_port}",
         "MLFLOW_DISABLE_TELEMETRY": "true",
     }

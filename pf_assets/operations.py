@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from pf_assets.schedules import KEEP_MODEL
-from pf_assets.settings import DEMO_SITE, REPOSITORY, current_site
+from pf_assets.settings import REPOSITORY, current_site, dagster_home
 from pf_core.audit import newest_actions
 from pf_core.contracts import PipelineError
 from pf_core.embeddings import snapshot_state
@@ -45,7 +45,7 @@ def materialize(
     command += ["-m", "pf_assets.definitions"]
     what = assets if partition is None else f"{assets} {partition}"
     typer.echo(what if days is None else f"{what}: {days[0]} to {days[-1]}")
-    environment = {**os.environ, "DAGSTER_HOME": os.environ.get("DAGSTER_HOME") or str(DEMO_SITE.parent)}
+    environment = {**os.environ, "DAGSTER_HOME": dagster_home(site_file)}
     environment |= {} if site_file is None else {"PF_SITE": str(site_file)}
     process = subprocess.Popen(
         [*command, "--config-json", json.dumps(QUIET | (config or {}))], cwd=REPOSITORY, env=environment

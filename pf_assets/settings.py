@@ -18,12 +18,25 @@ TRAINING_POOL = "training"
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DEMO_SITE = REPOSITORY / "dagster_home" / "demo.yaml"
-EXPERIMENTS_SITE = REPOSITORY / "dagster_home" / "experiments.yaml"
+EXPERIMENTS_SITE = REPOSITORY / "dagster_home" / "experiments" / "experiments.yaml"
 
 
 def site_path(environment: Mapping[str, str], *, otherwise: Path = DEMO_SITE) -> Path:
     """PF_SITE names the site file; without it, it is the demo's, or what a command takes instead."""
     return Path(environment.get("PF_SITE") or otherwise)
+
+
+def dagster_home(site_file: Path | None = None) -> str:
+    """Where Dagster keeps what it knows of a site, by default of the one of PF_SITE.
+
+    DAGSTER_HOME belongs to PF_SITE. Otherwise it is the folder of the site file, if a dagster.yaml lies beside it: two
+    sites have assets of the same names, and the partitions of one must not be taken for those of the other.
+    """
+    chosen = site_path(os.environ).resolve()
+    if os.environ.get("DAGSTER_HOME") and site_file in (None, chosen):
+        return os.environ["DAGSTER_HOME"]
+    folder = (site_file or chosen).parent
+    return str(folder if (folder / "dagster.yaml").exists() else DEMO_SITE.parent)
 
 
 def current_site() -> Site:

@@ -15,7 +15,7 @@ from pf_core.training_set import build_training_set
 from pf_core.world.config import tiny
 from pf_core.world.logs import write_logs
 
-EXPERIMENTS_SITE = Path(__file__).parents[1] / "dagster_home" / "experiments.yaml"
+EXPERIMENTS_SITE = Path(__file__).parents[1] / "dagster_home" / "experiments" / "experiments.yaml"
 NUM_DAYS, EVALUATION_DAYS = 24, 7
 STEPS = {"optimizer": {"num_steps": 3}, "log_every": 1, "evaluate_every": 3, "checkpoint_every": 3}
 

@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pf_assets.cli import app, main
-from pf_assets.settings import DEMO_SITE
+from pf_assets.settings import DEMO_SITE, EXPERIMENTS_SITE, dagster_home
 
 runner = CliRunner()
 
@@ -60,3 +60,18 @@ def test_world_writes_a_site(tmp_path: Path) -> None:
     assert runner.invoke(app, arguments).exit_code == 0
     assert len(list((tmp_path / "site" / "actions").iterdir())) == 21
     assert runner.invoke(app, ["world", str(tmp_path / "other"), "--preset", "huge"]).exit_code == 1
+
+
+def test_a_site_has_a_dagster_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    monkeypatch.delenv("PF_SITE", raising=False)
+    assert dagster_home() == dagster_home(DEMO_SITE) == str(DEMO_SITE.parent)
+    assert dagster_home(EXPERIMENTS_SITE) == str(EXPERIMENTS_SITE.parent)
+    assert dagster_home(tmp_path / "site.yaml") == str(DEMO_SITE.parent), "there is no dagster.yaml beside it"
+    (tmp_path / "dagster.yaml").touch()
+    assert dagster_home(tmp_path / "site.yaml") == str(tmp_path)
+    monkeypatch.setenv("DAGSTER_HOME", "/elsewhere")
+    assert dagster_home() == dagster_home(DEMO_SITE) == "/elsewhere"
+    assert dagster_home(EXPERIMENTS_SITE) == str(EXPERIMENTS_SITE.parent), "it is not the site of DAGSTER_HOME"
+    monkeypatch.setenv("PF_SITE", str(EXPERIMENTS_SITE))
+    assert dagster_home(EXPERIMENTS_SITE) == "/elsewhere"
