@@ -90,6 +90,11 @@ def make_training_set(site: Site, plan: PlannedSeed) -> None:
         make_noisy_set(latest_training_set(site), plan.manifest, plan.training_set)
 
 
+def has_content_noise(experiment: Experiment) -> bool:
+    """Noise 0, too, which is the site's own vectors."""
+    return isinstance(experiment, Recipe) and experiment.content_noise is not None
+
+
 def _training_set(site: Site, experiment: Experiment) -> tuple[Path, dict[str, Any]]:
     """Where an experiment's training set is, or will be, and its manifest."""
     path = latest_training_set(site)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pf_assets.experiment_plan import JUDGEMENT, SCORES, PlannedSeed, plan_experiments
+from pf_assets.experiment_plan import JUDGEMENT, SCORES, PlannedSeed, has_content_noise, plan_experiments
 from pf_assets.tracking import TrackedRun, Tracking, flatten
 from pf_core.atomic import read_json
 from pf_core.contracts import PipelineError
@@ -61,7 +61,7 @@ class StoredResults:
     outcomes: Mapping[str, Sequence[Outcome]]
     """By recipe, in the order of seeds; all were asked the same question."""
     noisy: Mapping[float, Outcome]
-    """By the noise of the content vectors, which makes the question another one; the first seed."""
+    """By the noise of the content vectors, which makes the question another one than that of `outcomes`."""
     left_out: Sequence[str]
     """A sentence for each run that does not count."""
 
@@ -145,13 +145,13 @@ def read_results(site: Site) -> StoredResults:
         for recipe in wanted
         if any(key[0] == recipe for key in newest)
     }
-    is_noisy = {name: "content_noise" in seeds[0].manifest for name, seeds in wanted.items()}
+    is_noisy = {name: has_content_noise(seeds[0].experiment) for name, seeds in wanted.items()}
     return StoredResults(
         training_set=training_set,
         question=questions[training_set],
         outcomes={recipe: seeds for recipe, seeds in outcomes.items() if not is_noisy[recipe]},
         noisy={
-            wanted[recipe][0].manifest["content_noise"]: seeds[0]
+            float(wanted[recipe][0].manifest.get("content_noise", 0)): seeds[0]
             for recipe, seeds in outcomes.items()
             if is_noisy[recipe]
         },

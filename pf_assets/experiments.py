@@ -19,6 +19,7 @@ from pf_assets.experiment_plan import (
     SCORES,
     PlannedSeed,
     experiments_dir,
+    has_content_noise,
     make_training_set,
     plan_experiments,
 )
@@ -29,7 +30,7 @@ from pf_assets.settings import TRAINING_POOL, mlflow_server
 from pf_assets.tracking import TrackedRun, run_url
 from pf_assets.training_run import model_tags, source_tags, train_planned
 from pf_core.atomic import exclusive, read_json, relying_on, write_json
-from pf_core.experiment import Set
+from pf_core.experiment import BASE, Set
 from pf_core.recipes import experiments
 from pf_core.site import Site
 from pf_core.training_set import latest_training_set, open_training_set
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from pf_core.evaluation import Question
 
 GROUP = "experiments"
-COMPARED: tuple[Set, ...] = ("model-comparison", "content-noise")
-"""Sets whose members are judged with smaller indexes, too: an oracle gains where pins lie far apart."""
+COMPARED: Set = "model-comparison"
+"""The set whose members are judged with smaller indexes, too."""
 RIVALS = ("pinnersage_20", "pinnersage_5", "mean_of_100")
 """Judged beside a model that has noisy content vectors, with the same vectors."""
 NOT_IN_A_NAME = re.compile(r"[^/\w.\- :]")
@@ -166,10 +167,16 @@ class _Seed:
 
     def _judge(self) -> dict[str, Any]:
         from pf_core.contenders import BASELINES, Contender, open_model
+        from pf_core.evaluation import Question
+        from pf_core.novelty import on_new_pins
         from pf_core.protocol import judge, recall_by_density, summarize
 
-        def by_density(contender: Contender, name: str) -> dict[str, Any]:
+        def by_density(question: Question, contender: Contender, name: str) -> dict[str, Any]:
             return recall_by_density(question, contender, name, progress=self.context.log.info)
+
+        def beside_rivals(question: Question) -> dict[str, Any]:
+            contenders = {BASE: contender} | {name: BASELINES[name](question) for name in RIVALS}
+            return {name: by_density(question, each, name) for name, each in contenders.items()}
 
         plan, question, started = self.plan, self.question, time.monotonic()
         if plan.model is None:
@@ -178,7 +185,7 @@ class _Seed:
             contender = open_model(question, plan.run_dir / "model", name=self._name)
         asked = plan.experiment.frequencies
         scores = judge(question, contender, self._name, frequencies=asked, progress=self.context.log.info)
-        is_compared, has_noise = bool(set(COMPARED) & set(plan.experiment.sets)), "content_noise" in plan.manifest
+        is_compared, has_rivals = COMPARED in plan.experiment.sets, has_content_noise(plan.experiment)
         plan.run_dir.mkdir(parents=True, exist_ok=True)
         scores.write(plan.run_dir / SCORES)
         judgement: dict[str, Any] = {
@@ -191,8 +198,13 @@ class _Seed:
             "question": scores.question,
             "counts": {**self.question.counts, "pins": self.question.num_pins},
             "metrics": summarize(scores),
-            "by_density": by_density(contender, self._name) if is_compared else {},
-            "rivals": {name: by_density(BASELINES[name](question), name) for name in RIVALS if has_noise},
+            "by_density": by_density(question, contender, self._name) if is_compared else {},
+            "beside_rivals": {
+                "all positives": beside_rivals(question),
+                "positives on pins new to the user": beside_rivals(on_new_pins(question)),
+            }
+            if has_rivals
+            else {},
             "training": None if plan.model is None else read_json(plan.run_dir / "result.json"),
             "judging_seconds": time.monotonic() - started,
         }

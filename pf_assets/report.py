@@ -52,8 +52,8 @@ class NoisyFacts:
 
     recipe: str
     facts: RecipeFacts
-    rivals: Mapping[str, Mapping[int, Interval]]
-    """By baseline, recall by the number of pins in the index."""
+    recalls: Mapping[str, Mapping[str, Mapping[int, Interval]]]
+    """By kind of positives and by contender, recall by the number of pins in the index."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,18 +134,24 @@ def _view_section(
 
 
 def _density(facts: ReportFacts) -> list[Picture]:
-    clean = {name: known.by_density for name, known in facts.recipes.items() if known.by_density}
-    if not clean:
-        return []
-    noisy = {noise: {BASE: known.facts.by_density, **known.rivals} for noise, known in facts.noisy.items()}
-    text = (
-        "Recall@10 by the number of pins in the index, drawn at random from the same candidates; on the left with the "
-        "site's own content vectors, then with noise added to them, as a multiple of their norm, in training and in "
-        "evaluation. An oracle that knows the answer gains where pins lie far apart and where a single pin's vector "
-        "can be relied on."
-    )
-    figure = plot_density({0.0: clean, **noisy})
-    return [Picture("index-density", "The order by density of the index and noise of its vectors", text, _png(figure))]
+    pictures = []
+    curves = {name: known.by_density for name, known in facts.recipes.items() if known.by_density}
+    if curves:
+        text = "Recall@10 by the number of pins in the index, drawn at random from the same candidates."
+        figure = plot_density({"": {"": curves}})
+        pictures.append(Picture("index-density", "The order by density of the index", text, _png(figure)))
+    if facts.noisy:
+        text = (
+            "The same with noise added to the content vectors, as a multiple of their norm, in training and in "
+            "evaluation. Above: all positives. Below: those on pins that the user had never acted on, because one of "
+            "PinnerSage's own pins finds itself again, however noisy the vectors are."
+        )
+        panels: dict[str, dict[str, Mapping[str, Mapping[int, Interval]]]] = {}
+        for noise, known in facts.noisy.items():
+            for kind, contenders in known.recalls.items():
+                panels.setdefault(kind, {})[f"noise {noise:g} ×"] = contenders
+        pictures.append(Picture("content-noise", "The order by content noise", text, _png(plot_density(panels))))
+    return pictures
 
 
 def _staleness(resampled: Resampled) -> SectionView:

@@ -203,25 +203,29 @@ def plot_staleness(curves: Mapping[str, Sequence[Interval]]) -> Figure:
     return figure
 
 
-def plot_density(by_noise: Mapping[float, Mapping[str, Mapping[int, Interval]]]) -> Figure:
-    """Recall by the number of pins in the index, both on logarithmic axes; a panel for each noise of the vectors."""
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
-    panels = figure.subplots(1, len(by_noise), sharey=True, squeeze=False)[0]
-    names = list(dict.fromkeys(name for curves in by_noise.values() for name in curves))
+def plot_density(panels: Mapping[str, Mapping[str, Mapping[str, Mapping[int, Interval]]]]) -> Figure:
+    """Recall by the number of pins in the index, on logarithmic axes: rows of panels, each with its contenders."""
+    num_rows, num_columns = len(panels), max(map(len, panels.values()))
+    figure = Figure(figsize=(9, 1.2 + 3 * num_rows), layout="constrained")
+    grid = figure.subplots(num_rows, num_columns, sharex=True, sharey="row", squeeze=False)
+    names = list(dict.fromkeys(name for row in panels.values() for curves in row.values() for name in curves))
     color_of = dict(zip(names, COLORS, strict=False))
-    for axes, (noise, curves) in zip(panels, by_noise.items(), strict=True):
-        for name, curve in curves.items():
-            _density_curve(axes, curve, color=color_of.get(name, "gray"), label=name, width=2 if name == BASE else 1)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        sizes = sorted({size for curve in curves.values() for size in curve})
-        axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=30 if len(by_noise) > 1 else 0)
-        axes.set_xlabel("pins in the index")
-        if len(by_noise) > 1:
-            axes.set_title("own vectors" if noise == 0 else f"noise {noise:g} ×", fontsize=9)
-        _clean(axes)
-    panels[0].set_ylabel("Recall@10")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=5, frameon=False, fontsize=8)
+    for axes_of_row, (row, columns) in zip(grid, panels.items(), strict=True):
+        for axes, (column, curves) in zip(axes_of_row, columns.items(), strict=False):
+            for name, curve in curves.items():
+                width = 2 if name == BASE else 1
+                _density_curve(axes, curve, color=color_of.get(name, "gray"), label=name, width=width)
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            sizes = sorted({size for curve in curves.values() for size in curve})
+            axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=30 if num_columns > 1 else 0)
+            axes.set_title(column, fontsize=9)
+            _clean(axes)
+        axes_of_row[0].set_ylabel(f"Recall@10\n{row}".strip(), fontsize=9)
+    for axes in grid[-1]:
+        axes.set_xlabel("pins in the index", fontsize=9)
+    handles = grid[0][0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper left", ncols=5, frameon=False, fontsize=8)
     return figure
 
 

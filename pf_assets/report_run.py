@@ -116,9 +116,12 @@ def _recipe_facts(seeds: Sequence[Outcome]) -> RecipeFacts:
 
 
 def _noisy_facts(outcome: Outcome) -> NoisyFacts:
-    judgement = outcome.judgement()
-    rivals = {name: _by_density(summaries) for name, summaries in judgement["rivals"].items()}
-    return NoisyFacts(outcome.recipe, _recipe_facts([outcome]), rivals)
+    judged = outcome.judgement()["beside_rivals"]
+    recalls = {
+        kind: {name: _by_density(summaries) for name, summaries in contenders.items()}
+        for kind, contenders in judged.items()
+    }
+    return NoisyFacts(outcome.recipe, _recipe_facts([outcome]), recalls)
 
 
 def _by_density(summaries: Mapping[str, Any]) -> dict[int, Interval]:

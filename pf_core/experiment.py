@@ -44,8 +44,9 @@ class Recipe:
     why: str
     change: Change
     sets: tuple[Set, ...]
-    content_noise: float = 0.0
-    """Trained and judged with content vectors to which noise of so many times their norm was added."""
+    content_noise: float | None = None
+    """Trained with content vectors to which noise of so many times their norm was added, and judged beside baselines
+    that have the same vectors."""
 
     @property
     def num_seeds(self) -> int:

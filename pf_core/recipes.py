@@ -18,7 +18,7 @@ from pf_core.experiment import BASE, BASELINES, Change, Experiment, Recipe, Set,
 from pf_core.hyperparameters import TrainConfig
 from pf_core.site import Site
 
-CONTENT_NOISES = (1, 2, 4)
+CONTENT_NOISES = (0, 1, 2, 4)
 """Times the norm of a content vector."""
 
 
@@ -263,7 +263,7 @@ def _why(change: Callable[..., TrainConfig]) -> str:
 
 def _exists(recipe: Recipe, base: TrainConfig) -> bool:
     try:
-        return recipe.name == BASE or recipe.content_noise > 0 or recipe.change(base) != base
+        return recipe.name == BASE or recipe.content_noise is not None or recipe.change(base) != base
     except ValidationError:  # there is no such model
         return False
 

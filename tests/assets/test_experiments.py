@@ -259,10 +259,12 @@ def test_noisy_vectors_make_another_question(
     assert list(stored.noisy) == [2]
     assert stored.noisy[2].question != stored.question
     assert stored.noisy[2].training_set == plans(site, "noise_2")[0].fingerprint != stored.training_set
-    judgement = stored.noisy[2].judgement()
-    assert judgement["rivals"].keys() == {"pinnersage_20", "pinnersage_5", "mean_of_100"}
-    assert all(by_size.keys() == judgement["by_density"].keys() for by_size in judgement["rivals"].values())
-    assert all(0 <= found["recall_at_10"] <= 1 for found in judgement["rivals"]["pinnersage_5"].values())
+    judged = stored.noisy[2].judgement()["beside_rivals"]
+    assert judged.keys() == {"all positives", "positives on pins new to the user"}
+    for contenders in judged.values():
+        assert contenders.keys() == {"pinnerformer", "pinnersage_20", "pinnersage_5", "mean_of_100"}
+        assert all(0 <= found["recall_at_10"] <= 1 for by_size in contenders.values() for found in by_size.values())
+    assert judged["all positives"] != judged["positives on pins new to the user"]
 
 
 def test_what_does_not_count_is_named(

@@ -51,8 +51,11 @@ def make_facts() -> ReportFacts:
         noisy={
             2.0: NoisyFacts(
                 "noise_2",
-                RecipeFacts(seconds=99.0, by_density={100: Interval(0.3, 0.25, 0.35), 400: Interval(0.1, 0.05, 0.15)}),
-                {"pinnersage_20": {100: Interval(0.2, 0.15, 0.25), 400: Interval(0.1, 0.05, 0.15)}},
+                RecipeFacts(seconds=99.0),
+                {
+                    kind: {"pinnersage_20": {100: Interval(0.2, 0.15, 0.25), 400: Interval(0.1, 0.05, 0.15)}}
+                    for kind in ("all positives", "new pins")
+                },
             )
         },
         explanations={"more-layers": "The recalls of this store are drawn at random."},
@@ -82,7 +85,7 @@ def test_every_table_figure_and_claim_is_there(report: Report, tmp_path: Path) -
     for view in report.sections:
         assert view.pictures, view.name
     figures = {path.stem for path in (tmp_path / "figures").glob("*.png")}
-    assert figures == {section.name for section in SECTIONS} | OURS | {"index-density"}
+    assert figures == {section.name for section in SECTIONS} | OURS | {"index-density", "content-noise"}
     assert set(re.findall(r"!\[[^]]*\]\(figures/([\w-]+)\.png\)", text)) == figures
     assert page.count('src="data:image/png;base64,') == len(figures)
     assert all((tmp_path / "figures" / f"{name}.png").read_bytes().startswith(PNG) for name in figures)

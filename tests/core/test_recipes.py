@@ -74,6 +74,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "strong_actions_only": {"model.sequence_types": ("repin", "closeup", "click")},
     "heads_2": {"model.num_heads": 2},
     "heads_4": {"model.num_heads": 4},
+    "noise_0": {},
     "noise_1": {},
     "noise_2": {},
     "noise_4": {},
@@ -114,8 +115,8 @@ def test_a_recipe_changes_what_it_claims_and_nothing_else(site: Site) -> None:
 
 
 def test_a_noisy_recipe_changes_the_content_vectors_alone(site: Site) -> None:
-    found = {name: recipe.content_noise for name, recipe in recipes(site).items() if recipe.content_noise}
-    assert found == {"noise_1": 1, "noise_2": 2, "noise_4": 4}
+    found = {name: recipe.content_noise for name, recipe in recipes(site).items() if recipe.content_noise is not None}
+    assert found == {"noise_0": 0, "noise_1": 1, "noise_2": 2, "noise_4": 4}
 
 
 def test_a_seed_is_the_only_other_change(site: Site) -> None:
