@@ -16,7 +16,7 @@ import typer
 
 from pf_assets.experiment_plan import PlannedSeed, plan_experiments
 from pf_assets.experiment_store import ExperimentStore
-from pf_assets.operations import fail, materialize
+from pf_assets.operations import fail, materialize, prepare_instance
 from pf_assets.preparation import missing_days, write_world
 from pf_assets.settings import DEMO_SITE, EXPERIMENTS_SITE, site_path
 from pf_core.atomic import MANIFEST
@@ -54,6 +54,7 @@ def ablations(
     work = _Work(site_file, plan_experiments(site, chosen, num_seeds=seeds), any_code=any_code, jobs=jobs)
     if work.missing:
         ExperimentStore(site).prepare()
+        prepare_instance(site_file)
     with ThreadPoolExecutor(jobs) as pool:
         try:
             failed = [name for name in pool.map(work.run, list(work.missing)) if name is not None]

@@ -61,6 +61,16 @@ def materialize(
         )
 
 
+def prepare_instance(site_file: Path) -> None:
+    """Make Dagster's databases, before several runs would do so at once: SQLite's then have two histories of schema."""
+    import dagster as dg
+
+    with dg.DagsterInstance.from_config(dagster_home(site_file)) as instance:
+        instance.get_runs_count()
+        instance.all_asset_keys()
+        instance.all_instigator_state()
+
+
 # Reading
 
 

@@ -5,6 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pf_assets.cli import app, main
+from pf_assets.operations import prepare_instance
 from pf_assets.settings import DEMO_SITE, EXPERIMENTS_SITE, dagster_home
 
 runner = CliRunner()
@@ -75,3 +76,12 @@ def test_a_site_has_a_dagster_home(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert dagster_home(EXPERIMENTS_SITE) == str(EXPERIMENTS_SITE.parent), "it is not the site of DAGSTER_HOME"
     monkeypatch.setenv("PF_SITE", str(EXPERIMENTS_SITE))
     assert dagster_home(EXPERIMENTS_SITE) == "/elsewhere"
+
+
+def test_an_instance_is_made_before_runs_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    monkeypatch.delenv("PF_SITE", raising=False)
+    (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    prepare_instance(tmp_path / "site.yaml")
+    made = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.db"))
+    assert made == ["history/runs.db", "history/runs/index.db", "schedules/schedules.db"]
