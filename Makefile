@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 JOBS ?= $(shell nproc)
 
-.PHONY: setup demo ablations report test test-slow dev lint format bench clean
+.PHONY: setup demo ablations report test test-slow test-scale dev lint format bench clean
 
 setup: $(READY)
 
@@ -27,6 +27,11 @@ test: setup lint  ## Lint, types, tests
 
 test-slow: setup  ## The tests that take minutes: compiled and bfloat16 training
 	$(BIN)/python -m pytest -m slow
+
+test-scale: setup  ## What is past one machine, against real servers on loopback, which it installs
+	ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || apt-get install -y postgresql
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,production]'
+	$(BIN)/python -m pytest -m scale tests/scale
 
 dev: setup  ## Dagster UI on :3000, MLflow UI on :5000; Ctrl-C ends both
 	$(BIN)/pf dev

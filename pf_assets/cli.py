@@ -160,13 +160,14 @@ def dev(dagster_port: int = 3000, mlflow_port: int = 5000) -> None:
         "DAGSTER_HOME": dagster_home(),
         "PF_MLFLOW_SERVER": os.environ.get("PF_MLFLOW_SERVER") or f"http://localhost:{mlflow_port}",
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_BACKEND_STORE_URI": tracking.uri,  # not an argument, which everybody on the machine can read
     }
     typer.echo(f"Dagster: http://localhost:{dagster_port}   MLflow: http://localhost:{mlflow_port}   Ctrl-C ends both")
     commands = [
         ["dagster", "dev", "-w", "workspace.yaml", "-p", str(dagster_port)],
         [
             *("mlflow", "server", "--port", str(mlflow_port), "--workers", "1"),
-            *("--backend-store-uri", tracking.uri, "--artifacts-destination", str(tracking.artifacts)),
+            *("--artifacts-destination", str(tracking.artifacts)),
         ],
     ]
     servers = [

@@ -1,9 +1,9 @@
 """MLflow, all of it: which runs there were, how they went, which model is candidate and which is champion.
 
-One SQLite database and one artifact folder stand beside the sites' assets; both are named explicitly in every call, so
-that no environment variable decides where a run ends up. `pf dev` serves the same database. Only the Dagster process
-writes to it: the ranks report through Pipes, and no training step waits for a database. MLflow is imported when it is
-first used, because that takes seconds and the asset graph is drawn without it.
+One SQLite database, or the one that PF_MLFLOW_URI names, and one artifact folder beside the sites' assets; both are
+named explicitly in every call, so that no variable of MLflow's own decides where a run ends up. `pf dev` serves the
+same database. Only the Dagster process writes to it: the ranks report through Pipes, and no training step waits for a
+database. MLflow is imported when it is first used: that takes seconds, and the asset graph is drawn without it.
 
 A model of our own format (safetensors and JSON) is a run's artifact and a registry version. `candidate` is the newest
 model whose loss fell, `champion` the one that serves; the first model ever trained is both. Who was champion when, and
@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pf_assets.mlflow_database import database_uri, refuse_if_unreachable
 from pf_core.atomic import read_json, write_json
 from pf_core.contracts import PipelineError
 from pf_core.site import Site
@@ -89,7 +90,7 @@ class Tracking:
 
     @property
     def uri(self) -> str:
-        return f"sqlite:///{self.root / 'mlflow.db'}"
+        return database_uri(self.root)
 
     @property
     def artifacts(self) -> Path:
@@ -312,6 +313,7 @@ class Tracking:
         from mlflow import MlflowClient
 
         self.root.mkdir(parents=True, exist_ok=True)
+        refuse_if_unreachable(self.uri)
         return MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
 
 

@@ -70,7 +70,7 @@ ALLOWED = {
         "yaml",
     },
     "pf_core/world": {"numpy", "pyarrow"},
-    "pf_assets": {"dagster", "dagster_pipes", "jinja2", "matplotlib", "mlflow", "typer"},
+    "pf_assets": {"dagster", "dagster_pipes", "jinja2", "matplotlib", "mlflow", "sqlalchemy", "typer"},
 }
 
 
