@@ -25,7 +25,7 @@ from measuring import measure, report, say, working_directory, world_site
 
 from pf_core.contracts import pin_embeddings_schema, user_embeddings_schema
 from pf_core.embeddings import column_of, pin_embedding_state, snapshot_state
-from pf_core.engine import bucket_of
+from pf_core.engine import LocalEngine, bucket_of
 from pf_core.index_build import build_index_days
 from pf_core.pin_embeddings import read_vectors
 from pf_core.pin_index import PinIndex, require_index
@@ -114,7 +114,8 @@ def _make_snapshot(site: Site, vectors: np.ndarray, described: Manifest) -> None
 
 
 def build_ours(site: Site) -> Manifest:
-    [manifest] = build_index_days(site, [DS], progress=say)
+    with LocalEngine(num_workers=1, memory_mb=512, temp_dir=site.directory / "tmp") as engine:
+        [manifest] = build_index_days(site, [DS], engine=engine, progress=say)
     return manifest
 
 

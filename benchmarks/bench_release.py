@@ -28,7 +28,7 @@ from measuring import measure, num_buckets_for, report, say, working_directory, 
 
 from pf_core.contracts import ds_start, pin_embeddings_schema, shift_ds, user_embeddings_schema
 from pf_core.embeddings import column_of, digest_of, pin_embedding_state, release_root, snapshot_state
-from pf_core.engine import bucket_of
+from pf_core.engine import LocalEngine, bucket_of
 from pf_core.index_build import build_index_days
 from pf_core.release import publish_release
 from pf_core.serving import Serving
@@ -86,8 +86,8 @@ def write_index(site: Site, num_pins: int, rng: np.random.Generator) -> None:
     dataset = create_bucket(state.bucket_path(0), pa.table(columns, schema=pin_embeddings_schema("string", DIM)))
     digest = digest_of({"pins": num_pins})
     state.publish(DS, [dataset.version], {"model_version": MODEL, "embedding_dim": DIM, "digest": digest})
-    for _ in build_index_days(site, [DS], progress=say):
-        pass
+    with LocalEngine(num_workers=1, memory_mb=512, temp_dir=site.directory / "tmp") as engine:
+        list(build_index_days(site, [DS], engine=engine, progress=say))
 
 
 # Publishing

@@ -69,8 +69,9 @@ def pin_index_asset(site: Site) -> dg.AssetsDefinition:
         from pf_core.index_build import build_index_days  # brings torch, which takes seconds
 
         *earlier, newest = context.partition_keys
-        for manifest in build_index_days(site, [newest], progress=context.log.info):
-            context.add_asset_metadata(describe_index(site, manifest), partition_key=newest)
+        with start_engine(site) as engine:
+            for manifest in build_index_days(site, [newest], engine=engine, progress=context.log.info):
+                context.add_asset_metadata(describe_index(site, manifest), partition_key=newest)
         for ds in earlier:
             context.add_asset_metadata(describe_superseded(newest), partition_key=ds)
 

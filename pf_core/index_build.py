@@ -3,13 +3,14 @@
 How far a search looks, `ef`, is not chosen but found: the smallest of a ladder at which users of the day's snapshot get
 what exact search gives them, up to the target. What is judged is what lies on disk. Graph files do not keep ef,
 `index.json` does. A graph depends on the pins and on how it is linked: days that share both share its files by hard
-links, and are only judged anew. One shard is in memory at a time.
+links, and are only judged anew. In memory are as many shards as the engine has workers; one, while they are judged.
 """
 
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ import pyarrow as pa
 
 from pf_core.atomic import MANIFEST, exclusive, publish_build, read_json, start_build, write_json
 from pf_core.contracts import PipelineError
-from pf_core.embeddings import digest_of, index_dir, pin_embedding_state, snapshot_state
-from pf_core.engine import bucket_of
+from pf_core.embeddings import digest_of, index_dir, matrix_of, pin_embedding_state, snapshot_state
+from pf_core.engine import LocalEngine, bucket_of, report
 from pf_core.packing import command
-from pf_core.pin_embeddings import nearest_scores, read_vectors, sample_users
+from pf_core.pin_embeddings import nearest_scores, sample_users
 from pf_core.pin_index import (
     DESCRIPTION,
     PINS,
@@ -46,7 +47,9 @@ CHUNK_ROWS = 16_384
 REPORT_EVERY_S = 10.0
 
 
-def build_index_days(site: Site, days: Sequence[str], *, progress: Callable[[str], None]) -> Iterator[Manifest]:
+def build_index_days(
+    site: Site, days: Sequence[str], *, engine: LocalEngine, progress: Callable[[str], None]
+) -> Iterator[Manifest]:
     """Build, judge and publish the indexes of ascending days; yields each manifest."""
     root, num_kept = index_dir(site, days[0]).parent, site.serving.index.retention_days
     first_kept = sorted({*_published(root), *days})[-num_kept:][0]
@@ -57,12 +60,12 @@ def build_index_days(site: Site, days: Sequence[str], *, progress: Callable[[str
         )
     with exclusive(root, "pin_index"):
         for ds in days:
-            manifest = _build_day(site, ds, progress)
+            manifest = _build_day(site, ds, engine, progress)
             _retain(root, num_kept)
             yield manifest
 
 
-def _build_day(site: Site, ds: str, progress: Callable[[str], None]) -> Manifest:
+def _build_day(site: Site, ds: str, engine: LocalEngine, progress: Callable[[str], None]) -> Manifest:
     config = site.serving.index
     pins, snapshot = pin_embedding_state(site).require(ds), snapshot_state(site).require(ds)
     if pins["model_version"] != snapshot["model_version"]:
@@ -85,7 +88,7 @@ def _build_day(site: Site, ds: str, progress: Callable[[str], None]) -> Manifest
     started = time.monotonic()
     build = start_build(index_dir(site, ds))
     try:
-        pins_of_shard = _share_graph(build, graph, progress) or _write_graph(site, ds, build, progress)
+        pins_of_shard = _share_graph(build, graph, progress) or _write_graph(site, ds, build, engine, progress)
         manifest: Manifest = {
             "ds": ds,
             "build": build.name,
@@ -145,29 +148,53 @@ def _share_graph(build: Path, graph: str, progress: Callable[[str], None]) -> li
     return None
 
 
-def _write_graph(site: Site, ds: str, build: Path, progress: Callable[[str], None]) -> list[int]:
-    """Link all pins, one shard after the other, on all cores; returns how many pins each shard has."""
+@dataclass(frozen=True)
+class _ShardTask:
+    site: Site
+    ds: str
+    number: int
+    num_pins: int
+    path: str
+    num_threads: int
+
+
+def _write_graph(site: Site, ds: str, build: Path, engine: LocalEngine, progress: Callable[[str], None]) -> list[int]:
+    """Link the pins of every shard, as many shards at a time as the engine has workers; returns how many each has."""
     config, dataset = site.serving.index, pin_embedding_state(site).open_bucket(ds, 0)
     shard_N = _write_pins(dataset, build / PINS, config.num_shards)
     pins_of_shard = np.bincount(shard_N, minlength=config.num_shards).tolist()
-    num_linked, started = 0, time.monotonic()
-    told = started
-    for number in used({"pins_of_shard": pins_of_shard}):
-        graph = hnswlib.Index(space=SPACE, dim=dataset.schema.field("embedding").type.list_size)
-        graph.init_index(pins_of_shard[number], M=config.links, ef_construction=config.ef_construction)
-        first = 0
-        for vector_CD in read_vectors(site, ds):
-            mine = np.flatnonzero(shard_N[first : first + len(vector_CD)] == number)
-            graph.add_items(vector_CD[mine], first + mine)
-            num_linked, first = num_linked + len(mine), first + len(vector_CD)
-            if time.monotonic() - told > REPORT_EVERY_S:
-                told = time.monotonic()
-                progress(
-                    f"pin_index {ds}: {num_linked:,} of {len(shard_N):,} pins linked, "
-                    f"{num_linked / (told - started):,.0f} a second"
-                )
-        graph.save_index(str(shard_path(build, number)))
+    shards = used({"pins_of_shard": pins_of_shard})
+    num_threads = max(1, (os.cpu_count() or 1) // min(engine.num_workers, len(shards)))
+    tasks = [
+        _ShardTask(site, ds, number, pins_of_shard[number], str(shard_path(build, number)), num_threads)
+        for number in shards
+    ]
+    for done, _ in enumerate(engine.map_buckets(_link_shard, tasks, progress), start=1):
+        if len(tasks) > 1:
+            progress(f"pin_index {ds}: {done} of {len(tasks)} shards are linked")
     return pins_of_shard
+
+
+def _link_shard(task: _ShardTask) -> None:
+    """One graph, of the pins whose ids hash to it."""
+    config, dataset = task.site.serving.index, pin_embedding_state(task.site).open_bucket(task.ds, 0)
+    graph = hnswlib.Index(space=SPACE, dim=dataset.schema.field("embedding").type.list_size)
+    graph.init_index(task.num_pins, M=config.links, ef_construction=config.ef_construction)
+    graph.set_num_threads(task.num_threads)
+    first, started = 0, time.monotonic()
+    told = started
+    for batch in dataset.to_batches(columns=["pin_id", "embedding"], batch_size=CHUNK_ROWS):
+        mine = np.flatnonzero(bucket_of(batch["pin_id"], config.num_shards) == task.number)
+        vector_CD = matrix_of(batch["embedding"].take(pa.array(mine))).astype(np.float32)
+        graph.add_items(vector_CD, first + mine)
+        first += batch.num_rows
+        if time.monotonic() - told > REPORT_EVERY_S:
+            told, num_linked = time.monotonic(), graph.get_current_count()
+            report(
+                f"pin_index {task.ds}, shard {task.number}: {num_linked:,} of {task.num_pins:,} pins linked, "
+                f"{num_linked / (told - started):,.0f} a second"
+            )
+    graph.save_index(task.path)
 
 
 def _write_pins(dataset: lance.LanceDataset, path: Path, num_shards: int) -> np.ndarray:

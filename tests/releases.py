@@ -23,7 +23,7 @@ import redis
 
 from pf_core.contracts import IdType, ds_start, pin_embeddings_schema, user_embeddings_schema
 from pf_core.embeddings import column_of, digest_of, pin_embedding_state, snapshot_state
-from pf_core.engine import bucket_of
+from pf_core.engine import LocalEngine, bucket_of
 from pf_core.index_build import build_index_days
 from pf_core.release import publish_release
 from pf_core.serving import Serving
@@ -114,7 +114,8 @@ def write_index(site: Site, ds: str, version: int) -> Manifest:
         [dataset.version],
         {"model_version": model_of(version), "embedding_dim": DIM, "digest": digest_of({"version": version})},
     )
-    [manifest] = build_index_days(site, [ds], progress=silent)
+    with LocalEngine(num_workers=1, memory_mb=256, temp_dir=site.directory / "tmp") as engine:
+        [manifest] = build_index_days(site, [ds], engine=engine, progress=silent)
     return manifest
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from pf_core import pin_index
 from pf_core.contracts import IdType, PipelineError, ds_range, pin_embeddings_schema, user_embeddings_schema
 from pf_core.embeddings import column_of, index_dir, pin_embedding_state, snapshot_state
-from pf_core.engine import bucket_of
+from pf_core.engine import LocalEngine, bucket_of
 from pf_core.index_build import build_index_days
 from pf_core.pin_index import PinIndex, index_manifest, merge_hits, require_index, search_shard
 from pf_core.site import Site
@@ -104,8 +104,10 @@ def publish_day(site: Site, ds: str, *, num_pins: int = 400, seed: int = 0) -> N
     publish_users(site, ds, unit_vectors(200, seed=1000 + seed))
 
 
-def build(site: Site, days: Sequence[str], said: list[str] | None = None) -> list[Manifest]:
-    return list(build_index_days(site, days, progress=(lambda _: None) if said is None else said.append))
+def build(site: Site, days: Sequence[str], said: list[str] | None = None, num_workers: int = 1) -> list[Manifest]:
+    with LocalEngine(num_workers=num_workers, memory_mb=256, temp_dir=site.directory / "tmp") as engine:
+        progress = (lambda _: None) if said is None else said.append
+        return list(build_index_days(site, days, engine=engine, progress=progress))
 
 
 def open_index(site: Site, ds: str) -> PinIndex:
@@ -141,6 +143,19 @@ def test_a_search_gives_what_exact_search_gives(tmp_path: Path, id_type: IdType,
     assert index.interests.to_pylist()[:8] == ["i0", "i1", "i2", "i3", "i4", "i5", "i6", "i0"]
     assert len(index) == manifest["counts"]["pins"] == sum(manifest["pins_of_shard"]) == 500
     assert (bucket_of(index.pin_ids, num_shards) == bucket_of(pa.array(ids), num_shards)).all()
+
+
+def test_shards_are_linked_side_by_side(tmp_path: Path) -> None:
+    """In processes of their own; the labels are the same as in one graph."""
+    site = make_site(tmp_path, num_shards=3, target_recall=1.0)
+    publish_pins(site, DAYS[0], unit_vectors(500))
+    publish_users(site, DAYS[0], unit_vectors(100, seed=1))
+    said: list[str] = []
+    [manifest] = build(site, DAYS[:1], said, num_workers=2)
+    assert [f"pin_index {DAYS[0]}: {done} of 3 shards are linked" in said for done in (1, 2, 3)] == [True] * 3
+    assert sum(manifest["pins_of_shard"]) == 500
+    label, _ = open_index(site, DAYS[0]).search(unit_vectors(100, seed=1), 10)
+    assert label.tolist() == exact(unit_vectors(100, seed=1), unit_vectors(500), 10)[0].tolist()
 
 
 def test_shards_without_pins_have_no_file_and_are_no_matter(tmp_path: Path) -> None:
