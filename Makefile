@@ -50,4 +50,5 @@ bench: setup  ## Every published ratio; about 45 minutes
 
 clean:  ## Remove what the demo made; keeps .venv
 	rm -rf data
-	find dagster_home -mindepth 1 ! -name '*.yaml' ! -path dagster_home/experiments -delete
+	find dagster_home -type f ! -name '*.yaml' -delete
+	find dagster_home -type d -empty -delete
