@@ -19,6 +19,7 @@ from pf_assets.settings import REPOSITORY, mlflow_server
 from pf_assets.tracking import TrackedRun, run_url
 from pf_core.atomic import read_json
 from pf_core.claims import Results, read_explanations
+from pf_core.experiment import BASE
 from pf_core.paper_claims import all_claims
 from pf_core.site import Site
 from pf_core.training_set import DESCRIPTION, latest_training_set
@@ -118,7 +119,9 @@ def _recipe_facts(seeds: Sequence[Outcome]) -> RecipeFacts:
 def _noisy_facts(outcome: Outcome) -> NoisyFacts:
     judged = outcome.judgement()["beside_rivals"]
     recalls = {
-        kind: {name: _by_density(summaries) for name, summaries in contenders.items()}
+        kind: {
+            name: _by_density(contenders[name]) for name in sorted(contenders, key=lambda name: (name != BASE, name))
+        }
         for kind, contenders in judged.items()
     }
     return NoisyFacts(outcome.recipe, _recipe_facts([outcome]), recalls)
