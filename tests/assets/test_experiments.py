@@ -132,7 +132,7 @@ def test_mlflow_has_a_run_of_the_recipe_and_one_of_each_seed(site: Site, recipe:
             "mlflow.parentRunId": parent.run_id,
             "recipe": RECIPE,
             "seed": str(seed.seed),
-            "training_set": seed.training_set,
+            "training_set": seed.fingerprint,
             "question": seed.judgement["question"],
             "model_version": seed.model.model_version,
         }
@@ -308,7 +308,8 @@ def test_the_report_is_made_of_what_is_there(
         instance=instance,
     )
     shown = made.asset_materializations_for_node("paper_report")[0].metadata
-    assert shown["recipes"].value == len(read_results(site).outcomes)
+    stored = read_results(site)
+    assert shown["recipes"].value == len(stored.outcomes) + len(stored.noisy)
     verdicts = ("reproduced", "not_distinguishable", "contradicted", "not_run")
     assert shown["claims"].value == sum(shown[verdict].value for verdict in verdicts)
     page = (site.directory / "paper_report" / "index.html").read_text()
@@ -348,7 +349,7 @@ def test_experiments_are_chosen_by_set_and_name(site: Site) -> None:
     assert choose_experiments(known, sets=(), names=()) == list(known.values())
     chosen = [each.name for each in choose_experiments(known, sets=["heads"], names=["popularity_7d"])]
     assert chosen == ["pinnerformer", "popularity_7d", "heads_4", "heads_8"]  # two heads are tiny's own number
-    with pytest.raises(PipelineError, match=r"there is no 'losses'; the sets are model-comparison, .* heads, ours"):
+    with pytest.raises(PipelineError, match=r"there is no 'losses'; the sets are .* heads, content-noise, ours"):
         choose_experiments(known, sets=["losses"], names=())
 
 
