@@ -21,13 +21,14 @@ from pf_assets.report_figures import Point, plot_cost, plot_density, plot_sectio
 from pf_assets.report_markdown import to_markdown
 from pf_assets.report_page import PAGE
 from pf_assets.report_views import MARKS, Picture, Report, SectionView, view_claim, view_table
-from pf_core.claims import HIDDEN_DIMS, LAYERS, Results, of_capacity, of_length
+from pf_core.claims import HIDDEN_DIMS, LAYERS, LONGER_RECIPES, Results, of_capacity, of_length
 from pf_core.experiment import BASE
 from pf_core.hyperparameters import ModelConfig, TrainConfig, demo
 from pf_core.inference_cost import flops_per_user
 from pf_core.measures import Metric
 from pf_core.paper_claims import all_claims
-from pf_core.paper_results import Section, paper_sections
+from pf_core.paper_results import paper_sections
+from pf_core.tables import Section
 from pf_core.verdicts import MARGIN, NUM_DRAWS, ClaimVerdict, Interval, Resampled, judge
 
 DPI = 120
@@ -156,7 +157,11 @@ def _density(facts: ReportFacts) -> list[Picture]:
 
 def _staleness(resampled: Resampled) -> SectionView:
     frequencies = {name: seeds[0].frequencies for name, seeds in resampled.results.outcomes.items() if seeds}
-    names = [name for name, known in frequencies.items() if "once" in known and "realtime" in known]
+    names = [
+        name
+        for name, known in frequencies.items()
+        if "once" in known and "realtime" in known and name not in LONGER_RECIPES
+    ]
     pictures = []
     if names:
         figure = plot_staleness({name: resampled.staleness(name) for name in names})

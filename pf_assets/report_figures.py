@@ -12,7 +12,8 @@ from matplotlib.ticker import LogLocator, NullLocator
 from pf_core.claims import HIDDEN_DIMS, LAYERS
 from pf_core.experiment import BASE
 from pf_core.measures import Metric
-from pf_core.paper_results import PAPER_HIDDEN_DIMS, PAPER_LAYERS, RECALL, Column, Row, Section
+from pf_core.paper_results import PAPER_HIDDEN_DIMS, PAPER_LAYERS
+from pf_core.tables import RECALL, Column, Row, Section
 from pf_core.verdicts import Interval, Resampled
 
 OURS, PAPER, SECOND = "#bd081c", "#6b6b6b", "#0a6b77"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pf_core.experiment import BASE
 from pf_core.measures import ALL
-from pf_core.paper_results import ENTROPY, RECALL, Column, Row, Section
+from pf_core.tables import ENTROPY, RECALL, Column, Row, Section
 from pf_core.verdicts import MARGIN, ClaimVerdict, Interval, PartVerdict, Resampled, Verdict
 
 NOT_EXPLAINED = "not yet explained"

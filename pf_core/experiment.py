@@ -19,6 +19,7 @@ Set = Literal[
     "features",
     "sasrec-losses",
     "masking",
+    "training-budget",
     "sequence-length",
     "embedding-dimension",
     "capacity",
@@ -29,9 +30,9 @@ Set = Literal[
 ]
 """In the order in which they are worth running."""
 
-CORE_SETS: tuple[Set, ...] = get_args(Set)[:8]
+CORE_SETS: tuple[Set, ...] = get_args(Set)[:9]
 """Those whose claims carry the paper: their recipes are trained with two seeds."""
-REFRESHED_SETS: tuple[Set, ...] = ("batch-vs-realtime", "objectives", "sasrec-losses")
+REFRESHED_SETS: tuple[Set, ...] = ("batch-vs-realtime", "objectives", "sasrec-losses", "training-budget")
 """Those about stale embeddings: their recipes are judged at every frequency, all others once."""
 
 BASE = "pinnerformer"

@@ -20,6 +20,8 @@ from pf_core.site import Site
 
 CONTENT_NOISES = (0, 1, 2, 4)
 """Times the norm of a content vector."""
+LONGER = 2.5
+"""Times the steps of the base."""
 
 
 def pinnerformer(base: TrainConfig) -> TrainConfig:
@@ -181,6 +183,13 @@ def default_init(base: TrainConfig) -> TrainConfig:
     return _model(base, near_identity_init=False)
 
 
+def longer(base: TrainConfig, of: Change) -> TrainConfig:
+    """The same, trained longer: would the order of models be another?"""
+    changed_base = of(base)
+    num_steps = round(LONGER * base.optimizer.num_steps)
+    return changed(changed_base, optimizer=changed_base.optimizer.model_dump() | {"num_steps": num_steps})
+
+
 def noise(base: TrainConfig) -> TrainConfig:
     """The base and PinnerSage with content vectors that say less: does a learned embedding need them less?"""
     return base
@@ -228,6 +237,8 @@ def _recipes(positive_types: tuple[str, ...]) -> Iterable[Recipe]:
     for change in (sasrec_unweighted, sasrec_bce):
         yield _named(change, "sasrec-losses")
     yield _named(no_causal_mask, "masking")
+    for change in (pinnerformer, sasrec, sasrec_unweighted):
+        yield _of_family(longer, "training-budget", name=f"longer_{change.__name__}", of=change)
     for sequence_length in (4, 8, 16, 32, 64, 128):
         name = f"length_{sequence_length}"
         yield _of_family(length, "sequence-length", name=name, sequence_length=sequence_length)

@@ -39,7 +39,7 @@ STAGES = [
         "measures",
         "claims",
     ),
-    *("ablation_claims", "paper_claims", "paper_results", "verdicts", "inference_cost"),
+    *("ablation_claims", "paper_claims", "tables", "paper_results", "verdicts", "inference_cost"),
     *(
         "embeddings",
         "inference",
