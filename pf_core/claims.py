@@ -26,7 +26,7 @@ HEADS = (2, 4)
 LAYERS = (1, 2, 4)
 HIDDEN_DIMS = (32, 64, 128)
 SASREC_LOSSES = ("sasrec_bce", "sasrec_unweighted", "sasrec")
-LONGER_RECIPES = ("longer_sasrec_unweighted", "longer_sasrec", "longer_pinnerformer")
+LONGER_RECIPES = ("longer_sasrec", "longer_pinnerformer")
 FEATURES = {
     "no_pin_feature": "PinSage",
     "no_timestamp": "Timestamp",

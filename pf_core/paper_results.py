@@ -283,7 +283,7 @@ def _pair(name: Set, title: str, where: str, *rows: Row, base: str = "PinnerForm
 
 
 def _training_budget() -> Section:
-    names = ("SASRec, no e₁ weight", "SASRec", "PinnerFormer")
+    names = ("SASRec", "PinnerFormer")
     frequencies: tuple[Frequency, ...] = get_args(Frequency)
     return Section(
         name="training-budget",

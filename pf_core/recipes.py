@@ -237,7 +237,7 @@ def _recipes(positive_types: tuple[str, ...]) -> Iterable[Recipe]:
     for change in (sasrec_unweighted, sasrec_bce):
         yield _named(change, "sasrec-losses")
     yield _named(no_causal_mask, "masking")
-    for change in (pinnerformer, sasrec, sasrec_unweighted):
+    for change in (pinnerformer, sasrec):
         yield _of_family(longer, "training-budget", name=f"longer_{change.__name__}", of=change)
     for sequence_length in (4, 8, 16, 32, 64, 128):
         name = f"length_{sequence_length}"

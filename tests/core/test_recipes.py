@@ -82,11 +82,6 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "default_init": {"model.near_identity_init": False},
     "longer_pinnerformer": {"optimizer.num_steps": 1500},
     "longer_sasrec": {"optimizer.num_steps": 1500, "sampling.objective": "sasrec"},
-    "longer_sasrec_unweighted": {
-        "optimizer.num_steps": 1500,
-        "sampling.objective": "sasrec",
-        "sampling.equal_e1_weight": False,
-    },
     "no_relative_time": {"model.features.since_latest": False, "model.features.gap": False},
 }
 
@@ -143,7 +138,7 @@ def test_seeds_frequencies_and_order(site: Site) -> None:
     assert twice == {name for name in EXPECTED if not name.startswith(others)} - ours
     everywhere = {name for name, each in known.items() if each.frequencies == get_args(Frequency)}
     objectives = {"next_action", "sasrec", "all_action", "dense_all_action_14d", "summed_objectives"}
-    longer = {"longer_pinnerformer", "longer_sasrec", "longer_sasrec_unweighted"}
+    longer = {"longer_pinnerformer", "longer_sasrec"}
     assert everywhere == {"pinnerformer", "sasrec_unweighted", "sasrec_bce"} | objectives | longer
     assert {each.frequencies for name, each in known.items() if name not in everywhere} == {("once",)}
     assert next(iter(known)) == BASE
