@@ -98,31 +98,37 @@ def test_nobody_asks() -> None:
     assert find(torch.zeros(0, 4), torch.ones(0, 4), k=2) == []
 
 
-def test_the_bound_of_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    query_QD, index_ND = torch.randn(50, 8), torch.randn(9 * GROUP + 5, 8)
-    whole = find(query_QD, index_ND, k=3)
+@pytest.mark.parametrize("groups_at_once", [1, 2, 9, 10, 11])
+@pytest.mark.parametrize("k", [5, 2 * GROUP])
+def test_the_index_is_multiplied_in_blocks(groups_at_once: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small integers are often equal, within a block and across blocks; real numbers are not."""
+    monkeypatch.setattr(module, "GROUPS_AT_ONCE", groups_at_once)
     sizes: list[int] = []
     score = module._score
 
-    def watch(index_ND: Tensor, query_CD: Tensor, score_GWC: Tensor) -> Tensor:
+    def watch(index_BD: Tensor, query_CD: Tensor, score_GWC: Tensor) -> Tensor:
         sizes.append(score_GWC.numel())
-        return score(index_ND, query_CD, score_GWC)
+        return score(index_BD, query_CD, score_GWC)
 
     monkeypatch.setattr(module, "_score", watch)
-    for bound, num_together in {7 * 10 * GROUP: 7, 3 * 10 * GROUP - 1: 2, 1: 1}.items():
-        monkeypatch.setattr(module, "SCORES_AT_ONCE", bound)
-        assert find(query_QD, index_ND, k=3) == whole
-        assert max(sizes) == num_together * 10 * GROUP
-        sizes.clear()
-
-
-@pytest.mark.parametrize("groups_at_once", [1, 2, 9, 10, 11])
-def test_the_index_may_be_multiplied_in_parts(groups_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GROUPS_AT_ONCE", groups_at_once)
     rng = np.random.default_rng(groups_at_once)
-    query_QD, index_ND = small_integers(rng, 4, 3), small_integers(rng, 9 * GROUP + 5, 3)
-    assert find(query_QD, index_ND, k=5) == sort_all(query_QD, index_ND, 5)
+    query_QD, index_ND = small_integers(rng, 9, 3), small_integers(rng, 9 * GROUP + 5, 3)
+    assert find(query_QD, index_ND, k=k, chunk_queries=4) == sort_all(query_QD, index_ND, k)
+    assert max(sizes) == 4 * GROUP * min(10, max(groups_at_once, -(-(k + 1) // GROUP)))
+    query_QD, index_ND = (
+        torch.from_numpy(rng.standard_normal((9, 3))),
+        torch.from_numpy(rng.standard_normal((9 * GROUP + 5, 3))),
+    )
+    query_QD, index_ND = query_QD.float(), index_ND.float()
+    assert find(query_QD, index_ND, k=k) == sort_all(query_QD, index_ND, k)
+
+
+def test_the_nearest_may_all_be_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores ascend, so that every block brings nothing but nearer pins."""
+    monkeypatch.setattr(module, "GROUPS_AT_ONCE", 1)
+    num = 4 * GROUP + 3
+    assert find(torch.ones(1, 1), torch.arange(num).float()[:, None], k=3) == [[num - 1, num - 2, num - 3]]
+    assert find(-torch.ones(1, 1), torch.arange(num).float()[:, None], k=3) == [[0, 1, 2]]
 
 
 def test_vectors_with_a_gradient_may_ask() -> None:
