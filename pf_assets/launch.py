@@ -42,6 +42,14 @@ def command_for(launch: LaunchConfig, job_file: Path) -> list[str]:
     ]
 
 
+def settings_for(launch: LaunchConfig) -> dict[str, str]:
+    """Environment variables, the same on every node."""
+    return {
+        "OMP_NUM_THREADS": str(_threads(launch)),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # a node that comes back does not find the shared one (torch 2.13)
+    }
+
+
 def run_ranks(
     context: dg.AssetExecutionContext,
     launch: LaunchConfig,
@@ -54,7 +62,7 @@ def run_ranks(
     for old in (run_dir / STOPPED, *run_dir.glob("crash-*.json")):
         old.unlink(missing_ok=True)
     command = command_for(launch, job_file)
-    settings = {"OMP_NUM_THREADS": str(_threads(launch))}
+    settings = settings_for(launch)
     on_others = f" (start the same on the other {launch.num_nodes - 1} nodes)" if launch.num_nodes > 1 else ""
     shown = " ".join([*(f"{name}={value}" for name, value in settings.items()), *command])
     context.log.info(f"starting{on_others}: {shown}")

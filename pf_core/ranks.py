@@ -35,9 +35,11 @@ def join_ranks() -> Iterator[Rank]:
     if world_size == 1:
         yield Rank(number=0, world_size=1, device=device)
         return
-    # After a restart the agent's store still holds the addresses of the processes that died: each attempt has its own.
     store, number, world_size = next(rendezvous("env://"))
-    store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # It outlives a restart, with the addresses of the processes that died: each attempt has its own part of it.
+        # Nodes that have not restarted as often as each other never meet there; `launch` has a store for each attempt.
+        store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=number, world_size=world_size)
     try:
