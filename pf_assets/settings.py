@@ -7,8 +7,9 @@ from pathlib import Path
 import dagster as dg
 
 from pf_core.contracts import ds_range, shift_ds
-from pf_core.engine import LocalEngine
+from pf_core.engine import Engine, LocalEngine
 from pf_core.site import Site, load_site
+from pf_core.spark_engine import SparkEngine
 
 ENGINE_POOL = "engine"
 """Assets that use the whole machine; the instance lets one run of them at a time."""
@@ -65,7 +66,11 @@ def days_to_check(context: dg.AssetCheckExecutionContext, existing: Sequence[str
     return list(existing[-1:])
 
 
-def start_engine(site: Site) -> LocalEngine:
+def start_engine(site: Site) -> Engine:
+    config = site.engine
+    if config.kind == "spark":
+        assert config.master is not None
+        return SparkEngine(master=config.master, num_workers=config.num_workers, settings=config.spark)
     return LocalEngine(
         num_workers=site.engine.num_workers, memory_mb=site.engine.memory_mb, temp_dir=site.directory / "tmp"
     )

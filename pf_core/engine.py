@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -138,6 +138,40 @@ def report(message: str) -> None:
         _reporter.say(message)
 
 
+@contextlib.contextmanager
+def reporting_to(say: Callable[[str], None] | None) -> Iterator[None]:
+    """While this lasts, what `report` is told goes there."""
+    _reporter.say = say
+    try:
+        yield
+    finally:
+        _reporter.say = None
+
+
+class Engine(Protocol):
+    """What a stage needs of an engine, wherever it runs. Use it as a context manager."""
+
+    @property
+    def num_workers(self) -> int:
+        """Tasks that run at a time."""
+        ...
+
+    def map_buckets(
+        self,
+        function: Callable[[Task], Result],
+        tasks: Sequence[Task],
+        progress: Callable[[str], None] | None = None,
+    ) -> Iterator[Result]:
+        """`function(task)` once for every task, in any order; the first failure is raised."""
+        ...
+
+    def __enter__(self) -> "Engine": ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
 class Shuffle:
     """Rows by group: in memory up to a budget, beyond it in Arrow files, one a group and flush.
 
@@ -229,11 +263,8 @@ class LocalEngine:
         """
         if self.num_workers == 1 or len(tasks) == 1:
             for task in tasks:
-                _reporter.say = progress
-                try:
+                with reporting_to(progress):
                     result = function(task)
-                finally:
-                    _reporter.say = None
                 yield result
             return
         if self._pool is None:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from pf_core.atomic import MANIFEST, exclusive, publish_build, read_json, start_build, write_json
 from pf_core.contracts import PipelineError
 from pf_core.embeddings import digest_of, index_dir, matrix_of, pin_embedding_state, snapshot_state
-from pf_core.engine import LocalEngine, bucket_of, report
+from pf_core.engine import Engine, bucket_of, report
 from pf_core.packing import command
 from pf_core.pin_embeddings import nearest_scores, sample_users
 from pf_core.pin_index import (
@@ -48,7 +48,7 @@ REPORT_EVERY_S = 10.0
 
 
 def build_index_days(
-    site: Site, days: Sequence[str], *, engine: LocalEngine, progress: Callable[[str], None]
+    site: Site, days: Sequence[str], *, engine: Engine, progress: Callable[[str], None]
 ) -> Iterator[Manifest]:
     """Build, judge and publish the indexes of ascending days; yields each manifest."""
     root, num_kept = index_dir(site, days[0]).parent, site.serving.index.retention_days
@@ -65,7 +65,7 @@ def build_index_days(
             yield manifest
 
 
-def _build_day(site: Site, ds: str, engine: LocalEngine, progress: Callable[[str], None]) -> Manifest:
+def _build_day(site: Site, ds: str, engine: Engine, progress: Callable[[str], None]) -> Manifest:
     config = site.serving.index
     pins, snapshot = pin_embedding_state(site).require(ds), snapshot_state(site).require(ds)
     if pins["model_version"] != snapshot["model_version"]:
@@ -158,7 +158,7 @@ class _ShardTask:
     num_threads: int
 
 
-def _write_graph(site: Site, ds: str, build: Path, engine: LocalEngine, progress: Callable[[str], None]) -> list[int]:
+def _write_graph(site: Site, ds: str, build: Path, engine: Engine, progress: Callable[[str], None]) -> list[int]:
     """Link the pins of every shard, as many shards at a time as the engine has workers; returns how many each has."""
     config, dataset = site.serving.index, pin_embedding_state(site).open_bucket(ds, 0)
     shard_N = _write_pins(dataset, build / PINS, config.num_shards)

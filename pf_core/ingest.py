@@ -25,7 +25,7 @@ from pf_core.contracts import (
     ds_start_us,
     shift_ds,
 )
-from pf_core.engine import LocalEngine, Shuffle, bucket_of, report
+from pf_core.engine import Engine, LocalEngine, Shuffle, bucket_of, report
 from pf_core.mapping import ActionMapper, rejected_rows
 from pf_core.quarantine import Quarantine
 from pf_core.raw_actions import Manifest, partition_dir, positive_mask, write_bucket
@@ -44,7 +44,7 @@ def ingest_days(
     site: Site,
     days: Sequence[str],
     *,
-    engine: LocalEngine,
+    engine: Engine,
     forgotten: pa.Array,
     progress: Callable[[str], None],
 ) -> Iterator[Manifest]:

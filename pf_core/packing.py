@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pf_core.contracts import TIMELINE_LISTS, PipelineError, ds_start_us, id_arrow_type, shift_ds
-from pf_core.engine import LocalEngine, bucket_of
+from pf_core.engine import Engine, bucket_of
 from pf_core.pin_features import pin_state
 from pf_core.raw_actions import positive_mask, read_deletion_list
 from pf_core.site import Site
@@ -164,7 +164,7 @@ def _part_dir(build: Path, bucket: int) -> Path:
 
 
 def pack_buckets(
-    build: Path, site: Site, cut_ds: str, *, engine: LocalEngine, progress: Callable[[str], None]
+    build: Path, site: Site, cut_ds: str, *, engine: Engine, progress: Callable[[str], None]
 ) -> tuple[dict[str, int], dict[str, list[str]]]:
     """Write every bucket's part; returns counts, and the sorted words of the actions of users who train."""
     forgotten = read_deletion_list(site)

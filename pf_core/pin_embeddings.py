@@ -29,7 +29,7 @@ from pf_core.embeddings import (
     pin_embedding_state,
     snapshot_state,
 )
-from pf_core.engine import LocalEngine, bucket_of
+from pf_core.engine import Engine, bucket_of
 from pf_core.inference import ServedModel, choose_device, open_model, single_threaded
 from pf_core.model import PinnerFormer
 from pf_core.packing import command, finite_features, pins_by_id
@@ -51,7 +51,7 @@ def embed_pin_days(
     days: Sequence[str],
     *,
     model_for: Callable[[str], ServedModel],
-    engine: LocalEngine,
+    engine: Engine,
     progress: Callable[[str], None],
 ) -> Iterator[Manifest]:
     """Embed the candidates of ascending days; yields each published manifest."""

@@ -26,7 +26,7 @@ from pf_core.contracts import (
     id_arrow_type,
     shift_ds,
 )
-from pf_core.engine import LocalEngine
+from pf_core.engine import Engine
 from pf_core.quarantine import Quarantine
 from pf_core.raw_actions import bucket_files, require_manifest
 from pf_core.reading import find_files
@@ -49,7 +49,7 @@ def read_pin_features(site: Site, ds: str, columns: Sequence[str] | None = None)
 
 
 def build_pin_features(
-    site: Site, days: Sequence[str], *, engine: LocalEngine, progress: Callable[[str], None]
+    site: Site, days: Sequence[str], *, engine: Engine, progress: Callable[[str], None]
 ) -> Iterator[Manifest]:
     """Build the partitions of ascending days; yields each published manifest."""
     state = pin_state(site)

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -27,9 +27,25 @@ class TimelineConfig(Strict):
 
 
 class EngineConfig(Strict):
+    """Where per-bucket work runs: in processes of this machine, or as tasks of a Spark cluster."""
+
+    kind: Literal["local", "spark"] = "local"
     num_workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
+    """Buckets at a time; of a cluster, its cores."""
     memory_mb: int = Field(default=2048, ge=64)
     """What the shuffle holds in memory, over all workers, before it spills to disk."""
+    master: str | None = None
+    """Of Spark: spark://host:7077, yarn, k8s://…"""
+    spark: dict[str, str] = Field(default_factory=dict)
+    """Spark's own settings, such as spark.executor.memory."""
+
+    @model_validator(mode="after")
+    def _spark_has_a_master(self) -> "EngineConfig":
+        if self.kind == "spark" and self.master is None:
+            raise ValueError("kind: spark needs a master, such as spark://host:7077")
+        if self.kind == "local" and (self.master is not None or self.spark):
+            raise ValueError("master and spark are settings of kind: spark")
+        return self
 
 
 class QualityConfig(Strict):

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from pf_core.atomic import relying_on
 from pf_core.contracts import INPUT_HASH, PipelineError, shift_ds
 from pf_core.embeddings import digest_of, embedding_state, find_fault, matrix_of, norms_of, snapshot_state
-from pf_core.engine import LocalEngine, bucket_of
+from pf_core.engine import Engine, bucket_of
 from pf_core.site import Site
 from pf_core.state import ROW_ADDRESS, DailyState, Manifest, create_bucket, is_one_of, replace_rows, stream_batches
 
@@ -44,7 +44,7 @@ def read_snapshot(site: Site, ds: str, bucket: int, columns: Sequence[str] | Non
 
 
 def merge_days(
-    site: Site, days: Sequence[str], *, engine: LocalEngine, forgotten: pa.Array, progress: Callable[[str], None]
+    site: Site, days: Sequence[str], *, engine: Engine, forgotten: pa.Array, progress: Callable[[str], None]
 ) -> Iterator[Manifest]:
     """Merge the user_embeddings of ascending days, each on the day before; yields each published manifest."""
     state, deltas = snapshot_state(site), embedding_state(site)

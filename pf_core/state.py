@@ -23,7 +23,7 @@ from lance.fragment import write_fragments
 
 from pf_core.atomic import exclusive, read_json, write_json
 from pf_core.contracts import PipelineError
-from pf_core.engine import LocalEngine
+from pf_core.engine import Engine
 
 Manifest = dict[str, Any]
 BATCH_ROWS = 8192
@@ -88,7 +88,7 @@ class DailyState:
                 "raise retention_days in the site file to build it"
             )
 
-    def retain(self, num_days: int, engine: LocalEngine, progress: Callable[[str], None]) -> None:
+    def retain(self, num_days: int, engine: Engine, progress: Callable[[str], None]) -> None:
         """Drop all but the newest `num_days` days, and every file that no remaining day needs.
 
         Days in another number of buckets cannot be read any more and are dropped too.

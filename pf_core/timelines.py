@@ -28,7 +28,7 @@ from pf_core.contracts import (
     raw_actions_schema,
     shift_ds,
 )
-from pf_core.engine import LocalEngine, bucket_of
+from pf_core.engine import Engine, bucket_of
 from pf_core.raw_actions import bucket_files, raw_digest, read_manifest
 from pf_core.site import Site
 from pf_core.state import DailyState, Manifest, advance_bucket, create_bucket, take_rows
@@ -55,7 +55,7 @@ def build_timelines(
     site: Site,
     days: Sequence[str],
     *,
-    engine: LocalEngine,
+    engine: Engine,
     forgotten: pa.Array,
     rebuild: bool,
     progress: Callable[[str], None],

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from pf_core.atomic import MANIFEST, exclusive, publish_build, read_json, start_build, write_json
 from pf_core.contracts import PipelineError, ds_start_us, parse_ds, shift_ds
-from pf_core.engine import LocalEngine
+from pf_core.engine import Engine
 from pf_core.packing import command, is_held_out, join_buckets, pack_buckets, read_arrow, write_pins
 from pf_core.pin_features import pin_state
 from pf_core.site import Site
@@ -178,9 +178,7 @@ def _newest_timelines(site: Site) -> str:
     return days[-1]
 
 
-def build_training_set(
-    site: Site, *, cut_ds: str | None, engine: LocalEngine, progress: Callable[[str], None]
-) -> Manifest:
+def build_training_set(site: Site, *, cut_ds: str | None, engine: Engine, progress: Callable[[str], None]) -> Manifest:
     """Pack and publish the set that ends with `cut_ds` (None: as `cut_of` says); returns its manifest."""
     _newest_timelines(site)
     cut_ds = cut_of(site) if cut_ds is None else cut_ds
@@ -205,7 +203,7 @@ def build_training_set(
     return manifest
 
 
-def _fill(build: Path, site: Site, cut_ds: str, engine: LocalEngine, progress: Callable[[str], None]) -> Manifest:
+def _fill(build: Path, site: Site, cut_ds: str, engine: Engine, progress: Callable[[str], None]) -> Manifest:
     """Write the files of a build; returns what is to be said of them."""
     timelines, pins = timeline_state(site).require(cut_ds), pin_state(site).require(cut_ds)
     num_pins = write_pins(site, pins, build / "pins")

@@ -31,7 +31,7 @@ from pf_core.contracts import (
 )
 from pf_core.embedding_plan import DayPlan, plan_day, refuse_if_too_many, refuse_stale_days_before
 from pf_core.embeddings import column_of, digest_of, embedding_state, find_fault, matrix_of
-from pf_core.engine import LocalEngine, bucket_of, report
+from pf_core.engine import Engine, bucket_of, report
 from pf_core.inference import (
     ServedModel,
     UserSequences,
@@ -59,7 +59,7 @@ def embed_days(
     *,
     model_for: Callable[[str], ServedModel],
     everyone: bool,
-    engine: LocalEngine,
+    engine: Engine,
     forgotten: pa.Array,
     progress: Callable[[str], None],
 ) -> Iterator[Manifest]:
@@ -81,7 +81,7 @@ def embed_days(
 
 
 def _embed_day(
-    site: Site, plan: DayPlan, engine: LocalEngine, forgotten: pa.Array, progress: Callable[[str], None]
+    site: Site, plan: DayPlan, engine: Engine, forgotten: pa.Array, progress: Callable[[str], None]
 ) -> Manifest:
     started = time.perf_counter()
     ds, model_version, state = plan.ds, plan.served.model_version, embedding_state(site)
@@ -191,9 +191,7 @@ def _refuse_if_few(site: Site, plan: DayPlan, counts: dict[str, int]) -> None:
         )
 
 
-def _run(
-    tasks: Sequence["_BucketTask"], engine: LocalEngine, progress: Callable[[str], None]
-) -> Iterator[dict[str, Any]]:
+def _run(tasks: Sequence["_BucketTask"], engine: Engine, progress: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     said = time.monotonic()
     num_users = 0
     for num_done, result in enumerate(engine.map_buckets(_embed_bucket, tasks, progress), 1):

@@ -11,7 +11,18 @@ import pytest
 REPOSITORY = Path(__file__).parents[1]
 
 STAGES = [
-    *("contracts", "atomic", "source", "hyperparameters", "serving_config", "site", "reading", "mapping", "engine"),
+    *(
+        "contracts",
+        "atomic",
+        "source",
+        "hyperparameters",
+        "serving_config",
+        "site",
+        "reading",
+        "mapping",
+        "engine",
+        "spark_engine",
+    ),
     *("quarantine", "raw_actions", "ingest", "coengagement", "catalogue", "state", "pin_features", "assembly"),
     *(
         "timelines",
@@ -63,6 +74,7 @@ ALLOWED = {
         "numpy",
         "pyarrow",
         "pydantic",
+        "pyspark",
         "redis",
         "safetensors",
         "scipy",

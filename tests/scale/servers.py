@@ -1,6 +1,7 @@
 """Real servers on loopback, each in a folder of its own, ended when the test ends."""
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -86,3 +88,51 @@ def create_database(server: str, name: str) -> str:
         cursor.execute(f'CREATE DATABASE "{name}"')
     connection.close()
     return f"{server}/{name}"
+
+
+class SparkCluster:
+    """A standalone master and its workers, each a process of its own."""
+
+    def __init__(self, folder: Path, *, num_workers: int) -> None:
+        import pyspark
+
+        self._home, self._folder = Path(pyspark.__file__).parent, folder
+        self._port, self._page = free_port(), free_port()
+        self.master = f"spark://127.0.0.1:{self._port}"
+        address = ("--host", "127.0.0.1", "--port", str(self._port), "--webui-port", str(self._page))
+        self._processes = [self._start("master", "org.apache.spark.deploy.master.Master", *address)]
+        self.workers = [self.start_worker() for _ in range(num_workers)]
+
+    def wait(self) -> None:
+        wait_until(lambda: self.num_alive() == len(self.workers), self._processes[0], "the Spark cluster")
+
+    def start_worker(self) -> subprocess.Popen[bytes]:
+        number = len(self._processes)
+        place = ("--host", "127.0.0.1", "--webui-port", "0", "--work-dir", str(self._folder / f"work-{number}"))
+        size = ("--cores", "1", "--memory", "1g")
+        name = "org.apache.spark.deploy.worker.Worker"
+        self._processes.append(self._start(f"worker-{number}", name, *place, *size, self.master))
+        return self._processes[-1]
+
+    def num_alive(self) -> int:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._page}/json/", timeout=5) as page:
+                return int(json.load(page)["aliveworkers"])
+        except (OSError, ValueError):  # the page is not there yet, or not yet what it will be
+            return 0
+
+    def stop(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.wait(timeout=PATIENCE_S)
+
+    def _start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        with (self._folder / f"{name}.log").open("w") as log:
+            return subprocess.Popen(
+                [str(self._home / "bin" / "spark-class"), *command],
+                cwd=self._folder,
+                env={**os.environ, "SPARK_HOME": str(self._home), "SPARK_LOCAL_IP": "127.0.0.1"},
+                stdout=log,
+                stderr=log,
+            )
