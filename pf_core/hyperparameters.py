@@ -154,7 +154,7 @@ class TrainConfig(Strict):
 
 
 def paper() -> TrainConfig:
-    """Section 4's model: M = 256, D = 256, and the largest of Table 7; ours: the near-identity start."""
+    """Section 4's model: M = 256, D = 256, and the largest of Table 9; ours: the near-identity start."""
     return TrainConfig(loss=LossConfig(sketch_width=1 << 22), precision="bfloat16", compile=True)
 
 

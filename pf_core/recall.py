@@ -45,11 +45,6 @@ def share_found(rivals_P: Tensor, positive_user_P: Tensor, *, num_users: int, k:
     return hits_U / torch.bincount(positive_user_P, minlength=num_users)  # 0 / 0 is NaN
 
 
-def mean_recall(recall_U: Tensor) -> float:
-    """Over the users who have positives; NaN if nobody has."""
-    return float(recall_U.nanmean())
-
-
 def embed_in_chunks(embed: Callable[[Tensor], Tensor], num_rows: int, chunk_rows: int = 8192) -> Tensor:
     """`embed(row numbers)` for all rows, a chunk at a time."""
     return torch.cat([embed(rows) for rows in torch.arange(num_rows).split(chunk_rows)])
