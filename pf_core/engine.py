@@ -8,6 +8,7 @@ beyond its budget, and a bucket is what one worker holds. The same per-bucket fu
 
 import contextlib
 import hashlib
+import json
 import multiprocessing
 import shutil
 import tempfile
@@ -26,6 +27,11 @@ import pyarrow.compute as pc
 from pf_core.contracts import ACTION_COLUMNS
 
 REPORT_EVERY_S = 0.5
+COPIES_HELD = 3
+"""Of a shuffle's rows, at worst: as they came, taken apart, sorted."""
+GROUPS = b"groups"
+"""In a flushed file's schema: the group of each of its record batches."""
+FINISHED = -1
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -156,6 +162,11 @@ class Engine(Protocol):
         """Tasks that run at a time."""
         ...
 
+    @property
+    def spans_machines(self) -> bool:
+        """Whether tasks share a disk only: then work that is too large for one machine is shared out in more steps."""
+        ...
+
     def map_buckets(
         self,
         function: Callable[[Task], Result],
@@ -173,16 +184,18 @@ class Engine(Protocol):
 
 
 class Shuffle:
-    """Rows by group: in memory up to a budget, beyond it in Arrow files, one a group and flush.
+    """Rows by group: in memory up to a budget, beyond it in Arrow files, one a flush.
 
     Groups are numbered in the order in which they become complete, so that a stream longer than memory can be
-    finished as it goes: `finish(below=g)` gives the groups before g, for which no more rows will come.
+    finished as it goes: `finish(below=g)` gives the groups before g, for which no more rows will come. Or many fill a
+    folder each and `flush` it, and others bring the parts of each group together with `merge_parts`.
     """
 
-    def __init__(self, *, max_bytes: int, spill_dir: Path) -> None:
-        self._max_bytes, self._spill_dir = max_bytes, spill_dir
+    def __init__(self, *, memory_bytes: int, spill_dir: Path) -> None:
+        self._max_bytes, self._spill_dir = memory_bytes // COPIES_HELD, spill_dir
         self._held: list[tuple[pa.Table, np.ndarray]] = []
         self._held_bytes = 0
+        self._spilled: dict[Path, list[int]] = {}  # the group of each record batch of each file
         self._num_flushes = 0
 
     def add(self, rows: pa.Table, group: np.ndarray) -> None:
@@ -191,7 +204,7 @@ class Shuffle:
         self._held.append((rows, group))
         self._held_bytes += rows.nbytes
         if self._held_bytes > self._max_bytes:
-            self._flush()
+            self.flush()
 
     def finish(self, below: int) -> Iterator[tuple[int, pa.Table, int]]:
         """(group, its rows sorted and distinct, number of duplicates dropped) for every group before `below`."""
@@ -201,14 +214,34 @@ class Shuffle:
                 in_memory[group] = rows
             else:
                 self.add(rows, np.full(rows.num_rows, group))
-        spilled = {int(path.name): path for path in self._spill_dir.glob("*") if int(path.name) < below}
-        for group in sorted(in_memory.keys() | spilled.keys()):
+        spilled = {group for groups in self._spilled.values() for group in groups if FINISHED < group < below}
+        for group in sorted(in_memory.keys() | spilled):
             parts = [in_memory.pop(group)] if group in in_memory else []
-            if group in spilled:
-                parts += [pa.ipc.open_file(path).read_all() for path in sorted(spilled[group].iterdir())]
+            for path, groups in self._spilled.items():
+                parts += _read_group(pa.ipc.open_file(path), groups, group)
             yield group, *sort_actions(pa.concat_tables(parts).unify_dictionaries())
-            if group in spilled:
-                shutil.rmtree(spilled[group])
+        for path, groups in list(self._spilled.items()):
+            self._spilled[path] = [group if group >= below else FINISHED for group in groups]
+            if max(groups) < below:
+                del self._spilled[path]
+                path.unlink()
+
+    def flush(self) -> None:
+        """Everything to a file, a record batch (or several) a group: thousands of groups are no thousand files."""
+        batches = [(group, batch) for group, rows in self._take_held() for batch in rows.to_batches()]
+        if batches:
+            path, groups = self._spill_dir / f"{self._num_flushes:06d}.arrow", [group for group, _ in batches]
+            schema = batches[0][1].schema.with_metadata({GROUPS: json.dumps(groups)})
+            with pa.ipc.new_file(path, schema) as writer:
+                for _, batch in batches:
+                    writer.write_batch(batch)
+            self._spilled[path] = groups
+            self._num_flushes += 1
+
+    @property
+    def spilled(self) -> list[Path]:
+        """The files that hold what is not held in memory."""
+        return list(self._spilled)
 
     def _take_held(self) -> Iterator[tuple[int, pa.Table]]:
         if not self._held:
@@ -222,17 +255,25 @@ class Shuffle:
         for start, end in zip(starts, [*starts[1:], len(group)], strict=True):
             yield int(group[start]), rows.slice(start, end - start)
 
-    def _flush(self) -> None:
-        for group, rows in self._take_held():
-            folder = self._spill_dir / str(group)
-            folder.mkdir(parents=True, exist_ok=True)
-            with pa.ipc.new_file(folder / f"{self._num_flushes:06d}.arrow", rows.schema) as writer:
-                writer.write_table(rows.unify_dictionaries())
-        self._num_flushes += 1
+
+def merge_parts(paths: Sequence[Path], group: int) -> tuple[pa.Table, int] | None:
+    """A group's rows from files that were flushed, sorted and distinct, and how many duplicates; None without rows."""
+    parts = []
+    for path in paths:
+        with pa.ipc.open_file(path) as file:
+            parts += _read_group(file, json.loads(file.schema.metadata[GROUPS]), group)
+    return sort_actions(pa.concat_tables(parts).unify_dictionaries()) if parts else None
+
+
+def _read_group(file: pa.ipc.RecordBatchFileReader, groups: Sequence[int], group: int) -> list[pa.Table]:
+    batches = [file.get_batch(number) for number, other in enumerate(groups) if other == group]
+    return [pa.Table.from_batches(batches).replace_schema_metadata(None)] if batches else []
 
 
 class LocalEngine:
     """Threads of libraries for one bucket, a pool of processes for many. Use it as a context manager."""
+
+    spans_machines = False
 
     def __init__(self, *, num_workers: int, memory_mb: int, temp_dir: Path) -> None:
         self.num_workers = num_workers
@@ -247,7 +288,7 @@ class LocalEngine:
         self._temp_dir.mkdir(parents=True, exist_ok=True)
         spill_dir = Path(tempfile.mkdtemp(prefix="shuffle-", dir=self._temp_dir))
         try:
-            yield Shuffle(max_bytes=self._memory_bytes // 3, spill_dir=spill_dir)  # held, taken apart, sorted
+            yield Shuffle(memory_bytes=self._memory_bytes, spill_dir=spill_dir)
         finally:
             shutil.rmtree(spill_dir, ignore_errors=True)
 

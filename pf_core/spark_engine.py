@@ -43,6 +43,8 @@ SETTINGS = {
 class SparkEngine:
     """Use it as a context manager: the cluster's resources are held between."""
 
+    spans_machines = True
+
     def __init__(self, *, master: str, num_workers: int, settings: Mapping[str, str]) -> None:
         self.num_workers = num_workers
         self._master, self._settings = master, settings
