@@ -81,16 +81,18 @@ def raw_json(raw: pa.Table, positions: np.ndarray) -> list[str]:
 def rejected_rows(
     batches: list[RawBatch], raw: pa.Table, positions: np.ndarray, reasons: list[str]
 ) -> Iterator[tuple[Path, int, str, str]]:
-    """(file, row number, reason, content) of the malformed rows and of those at `positions` in the joined batches."""
-    for batch in batches:
-        for number, reason, text in batch.malformed:
-            yield batch.file, number, reason, text
+    """(file, row number, reason, content) of the malformed rows and of those at `positions` in the joined batches.
+
+    In the order of the files and their rows, so that it does not matter which batches were joined.
+    """
+    rejects = [(index, *row) for index, batch in enumerate(batches) for row in batch.malformed]
     ends = np.cumsum([len(batch.row_number) for batch in batches])
     for position, reason, text in zip(positions, reasons, raw_json(raw, positions), strict=True):
-        index = np.searchsorted(ends, position, side="right")
-        batch = batches[index]
-        number = batch.row_number[position - ends[index]]  # from its end: the index is negative
-        yield batch.file, int(number), reason, text
+        index = int(np.searchsorted(ends, position, side="right"))
+        number = batches[index].row_number[position - ends[index]]  # from its end: the index is negative
+        rejects.append((index, int(number), reason, text))
+    for index, number, reason, text in sorted(rejects):
+        yield batches[index].file, number, reason, text
 
 
 def _typed(mapped: pa.Table, source: ActionsSource) -> pa.Table:
