@@ -7,6 +7,7 @@ The same scheme carries over to object storage, where a conditional write takes 
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -57,6 +58,16 @@ def _locked(folder: Path, kind: int, otherwise: str) -> Iterator[None]:
         except BlockingIOError:
             raise PipelineError(f"{otherwise} in {folder}; wait until it has ended, then re-run") from None
         yield
+
+
+def rename_once(attempt: Path, target: Path) -> None:
+    """Give a folder that is whole its name; if another attempt at the same was faster, that one stays."""
+    try:
+        attempt.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        shutil.rmtree(attempt, ignore_errors=True)
 
 
 def start_build(partition: Path) -> Path:

@@ -27,12 +27,23 @@ class Quarantine:
         if len(self.held) >= _FLUSH_ROWS:
             self.flush()
 
+    def absorb(self, path: Path) -> None:
+        """Add what another one wrote."""
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=_FLUSH_ROWS):
+                self._write(pa.table(batch))
+                for count in batch["reason"].value_counts().to_pylist():
+                    self.by_reason[count["values"]] += count["counts"]
+
     def flush(self) -> None:
         if self.held:
-            self.writer = self.writer or pq.ParquetWriter(self.path, QUARANTINE_SCHEMA)
             columns = [list(column) for column in zip(*self.held, strict=True)]
-            self.writer.write_table(pa.table(columns, schema=QUARANTINE_SCHEMA))
+            self._write(pa.table(columns, schema=QUARANTINE_SCHEMA))
             self.held = []
+
+    def _write(self, rows: pa.Table) -> None:
+        self.writer = self.writer or pq.ParquetWriter(self.path, QUARANTINE_SCHEMA)
+        self.writer.write_table(rows)
 
     def close(self) -> str | None:
         """The file's name; None if nothing was rejected."""

@@ -1,0 +1,164 @@
+"""Publication of raw_actions: a pass's partitions from empty build folders to their manifests.
+
+Whoever makes a bucket's file says of it what the manifest needs; one process takes that together, and names a day's
+build in its manifest when it is whole. What a pass does not publish, it removes.
+"""
+
+import contextlib
+import shutil
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pf_core.atomic import exclusive, publish_build, start_build
+from pf_core.contracts import PipelineError
+from pf_core.engine import report
+from pf_core.quarantine import Quarantine
+from pf_core.raw_actions import Manifest, partition_dir, positive_mask, write_bucket
+from pf_core.routing import Arrival, InputFile, Tally, day_number
+from pf_core.site import Site
+
+COUNTS = ("read", "kept", "users", "positive", "duplicates", "skipped", "sent", "received", "forgotten", "quarantined")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketFile:
+    """What the manifest says of a bucket's file and of its rows."""
+
+    ds: str
+    entry: dict[str, Any]
+    counts: dict[str, int]
+    by_type: dict[str, int]
+    by_surface: dict[str, int]
+
+
+@dataclass(kw_only=True)
+class _Day:
+    tally: Tally
+    build: Path
+    by_type: Counter[str] = field(default_factory=Counter)
+    by_surface: Counter[str] = field(default_factory=Counter)
+    files: list[dict[str, Any]] = field(default_factory=list)
+    inputs: list[InputFile] = field(default_factory=list)
+    neighbours: list[InputFile] = field(default_factory=list)  # other days' files that were looked through
+    is_published: bool = False
+
+
+class Partitions:
+    """Consecutive days, from empty build folders to their publication."""
+
+    def __init__(self, site: Site, days: Sequence[str]) -> None:
+        self.site, self.days = site, {ds: _start_day(site, ds) for ds in days}
+        self._started = time.monotonic()
+
+    def note(self, arrival: Arrival) -> None:
+        """Remember which files a day's rows came from, and which might have held some."""
+        source = self.site.source.actions
+        for ds, day in self.days.items():
+            if arrival.ds is None or arrival.ds == ds:
+                day.inputs += arrival.files
+            elif -source.early_days <= day_number(arrival.ds) - day_number(ds) <= source.late_days:
+                day.neighbours += arrival.files
+
+    def add(self, bucket: BucketFile) -> None:
+        day = self.days[bucket.ds]
+        day.files.append(bucket.entry)
+        day.tally.counts.update(bucket.counts)
+        day.by_type.update(bucket.by_type)
+        day.by_surface.update(bucket.by_surface)
+
+    def publish(self, ds: str, *, num_outside_site_days: int) -> Manifest:
+        day = self.days[ds]
+        counts, quarantine = day.tally.counts, day.tally.quarantine
+        quarantine_file = quarantine.close()
+        counts["quarantined"] = quarantine.by_reason.total()
+        if counts["quarantined"] and counts["quarantined"] == counts["read"]:
+            first = pq.read_table(quarantine.path).slice(0, 1).to_pylist()[0]
+            raise PipelineError(
+                f"{ds}: not one of the {counts['read']:,} rows could be used. {first['source_file']}, "
+                f"row {first['row_number']}: {first['reason']}. Mend the mapping in the site file"
+            )
+        manifest: Manifest = {
+            "ds": ds,
+            "site": self.site.fingerprint(),
+            "seconds": round(time.monotonic() - self._started, 2),
+            "num_buckets": self.site.timelines.num_buckets,
+            "counts": {name: counts[name] for name in COUNTS},
+            "sent_to": dict(day.tally.sent_to),
+            "outside_site_days": num_outside_site_days,
+            "by_type": dict(day.by_type),
+            "by_surface": dict(day.by_surface),
+            "quarantined_by_reason": dict(quarantine.by_reason),
+            "quarantine_file": quarantine_file,
+            "files": sorted(day.files, key=lambda entry: int(entry["bucket"])),
+            "inputs": day.inputs,
+            "neighbours": day.neighbours,
+        }
+        self._started = time.monotonic()
+        for lost in day.build.glob(".*"):  # attempts at a bucket whose machine died
+            shutil.rmtree(lost, ignore_errors=True)
+        publish_build(day.build, manifest)
+        day.is_published = True
+        report(
+            f"raw_actions {ds}: {counts['kept']:,} actions of {counts['users']:,} users, "
+            f"{counts['duplicates']:,} duplicates, {counts['quarantined']:,} quarantined"
+        )
+        return manifest | {"build": day.build.name}
+
+    def clean_up(self) -> None:
+        for day in self.days.values():
+            if not day.is_published:
+                shutil.rmtree(day.build, ignore_errors=True)
+
+
+def _start_day(site: Site, ds: str) -> _Day:
+    build = start_build(partition_dir(site, ds))
+    return _Day(build=build, tally=Tally(ds=ds, quarantine=Quarantine(build / "quarantine.parquet")))
+
+
+@contextlib.contextmanager
+def making_partitions(site: Site, days: Sequence[str]) -> Iterator[tuple[Partitions, Path]]:
+    """The partitions and a scratch folder, which nobody else writes meanwhile; what is not published is removed."""
+    with contextlib.ExitStack() as stack:
+        for ds in days if site.source.actions.is_dated else ["."]:  # an undated log: more days than one may lock
+            stack.enter_context(exclusive(partition_dir(site, ds), f"raw_actions {ds}"))
+        for ds in days:
+            for leftover in (site.directory / "tmp").glob(f"raw_actions-{ds}-*"):  # of a run that was killed
+                shutil.rmtree(leftover, ignore_errors=True)
+        partitions = Partitions(site, days)
+        stack.callback(partitions.clean_up)
+        scratch = site.directory / "tmp" / f"raw_actions-{days[0]}-{uuid.uuid4().hex}"  # a lost task knows the old one
+        scratch.mkdir(parents=True)
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        yield partitions, scratch
+
+
+def make_bucket(site: Site, ds: str, folder: Path, bucket: int, actions: pa.Table, num_duplicates: int) -> BucketFile:
+    ids = actions["user_id"].combine_chunks()
+    num_users = 1 + int(np.count_nonzero(pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)))
+    num_positive = int(positive_mask(actions, site.source.positive).sum())
+    by_type, by_surface = (
+        {row["values"]: row["counts"] for row in actions[column].value_counts().to_pylist()}
+        for column in ("action_type", "surface")
+    )
+    return BucketFile(
+        ds=ds,
+        entry={"bucket": bucket, **write_bucket(folder, bucket, actions, site)},
+        counts={
+            "kept": actions.num_rows,
+            "users": num_users,
+            "duplicates": num_duplicates,
+            "positive": num_positive,
+        },
+        by_type=by_type,
+        by_surface=by_surface,
+    )
