@@ -10,15 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from pf_core.contracts import PipelineError
+from pf_core.checkpoint import save_model
+from pf_core.contracts import PipelineError, ds_range, shift_ds
 from pf_core.engine import report
+from pf_core.hyperparameters import tiny
+from pf_core.inference import ServedModel, choose_device, open_model
+from pf_core.model import PinnerFormer
 from pf_core.site import EngineConfig
 from pf_core.spark_engine import SparkEngine
 from tests.engine_contract import run_daily_path
+from tests.ingestion import outcome, write_parts
 from tests.scale.servers import SparkCluster, wait_until
+from tests.sites import START, Row, SmallSite
 
 pytestmark = [pytest.mark.scale, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
+DAYS = ds_range(START, shift_ds(START, 1))
+PARTS_A_DAY, ROWS_A_PART = 4, 200_000
 SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.executor.memory": "512m", "spark.executor.cores": "1"}
 
 
@@ -57,6 +65,12 @@ def slow_square(task: tuple[int, str]) -> tuple[int, int]:
     return number, number * number
 
 
+def open_for_a_bucket(served: ServedModel) -> tuple[int, int]:
+    """The process, and how many models it has opened."""
+    open_model(served, choose_device("cpu"))
+    return os.getpid(), open_model.cache_info().misses
+
+
 def test_tasks_are_mapped(cluster: SparkCluster) -> None:
     with start_engine(cluster) as engine:
         assert sorted(engine.map_buckets(square, list(range(20)))) == [number**2 for number in range(20)]
@@ -87,14 +101,25 @@ def test_the_daily_path_gives_the_same(cluster: SparkCluster, tmp_path: Path) ->
         assert spark[asset] == values, asset
 
 
+def test_a_worker_opens_a_model_once(cluster: SparkCluster, tmp_path: Path) -> None:
+    model = PinnerFormer(tiny().model, feature_dim=8, num_action_types=3, num_surfaces=2, time_origin_us=0)
+    words = {"action_types": ["click", "closeup", "repin"], "surfaces": ["homefeed", "search"]}
+    numbers = {"feature_dim": 8, "feature_scale": 1.0, "time_origin_us": 0}
+    save_model(tmp_path / "model", model, words | numbers)
+    served = ServedModel(model_version="a", path=tmp_path / "model")
+    with start_engine(cluster) as engine:
+        opened = list(engine.map_buckets(open_for_a_bucket, [served] * 12))
+    assert {num_opened for _, num_opened in opened} == {1}
+    assert len({process for process, _ in opened}) <= 2 * 2, "processes are used again"
+
+
 def test_a_lost_worker_changes_nothing(cluster: SparkCluster, tmp_path: Path) -> None:
     """SIGKILL to a worker and its executor while tasks run on both."""
 
     def kill_one() -> None:
         while len(list(tmp_path.iterdir())) < 4:
             time.sleep(0.1)
-        for pid in family(cluster.workers[1].pid):
-            os.kill(pid, signal.SIGKILL)
+        kill_a_worker(cluster)
 
     killer = threading.Thread(target=kill_one)
     with start_engine(cluster) as engine:
@@ -103,8 +128,59 @@ def test_a_lost_worker_changes_nothing(cluster: SparkCluster, tmp_path: Path) ->
         killer.join()
     assert sorted(results) == [(number, number**2) for number in range(10)]
     assert len(list(tmp_path.iterdir())) > 10, "a task was lost and started again"
-    replacement = cluster.start_worker()
-    wait_until(lambda: cluster.num_alive() == 2, replacement, "another worker")
+    replace_worker(cluster)
+
+
+def test_a_worker_lost_during_ingestion_changes_nothing(cluster: SparkCluster, tmp_path: Path) -> None:
+    """SIGKILL while both workers read files of the same days."""
+    site = SmallSite(tmp_path, {"path": "logs/{ds}/*.parquet", "id_type": "string", "timelines": {"num_buckets": 6}})
+    for number, ds in enumerate(DAYS):
+        write_parts(site, ds, [many_rows(number, part) for part in range(PARTS_A_DAY)])
+    local = outcome(site, DAYS)
+    assert local["manifests"][DAYS[0]]["counts"]["received"] > 0
+    attempts: set[str] = set()
+    ended = threading.Event()
+
+    def kill_one() -> None:
+        is_killed = False
+        while not ended.wait(0.02):
+            running = [path.name for path in (site.site.directory / "tmp").glob("raw_actions-*/.0*")]
+            attempts.update(running)
+            if len(running) == 2 and not is_killed:  # a worker has one core: each of them runs one
+                kill_a_worker(cluster)
+                is_killed = True
+
+    killer = threading.Thread(target=kill_one)
+    with start_engine(cluster) as engine:
+        site.engine = engine  # type: ignore[assignment]
+        killer.start()
+        try:
+            spark = outcome(site, DAYS)
+        finally:
+            ended.set()
+            killer.join()
+    assert spark == local
+    assert len(attempts) > len({name.split("-")[0] for name in attempts}), "a task was lost and started again"
+    replace_worker(cluster)
+
+
+def many_rows(day: int, part: int) -> list[Row]:
+    """Enough to be killed over; rows recur in the next part, and some are a day late."""
+    first = part * ROWS_A_PART // 2
+    return [
+        (f"user-{n * 7919 % 20_011}", f"p{n % 301}", (day - (n % 50 == 0)) * 86_400 + n * 0.05, "look")
+        for n in range(first, first + ROWS_A_PART)
+    ]
+
+
+def kill_a_worker(cluster: SparkCluster) -> None:
+    for pid in family(cluster.workers.pop().pid):
+        os.kill(pid, signal.SIGKILL)
+
+
+def replace_worker(cluster: SparkCluster) -> None:
+    cluster.workers.append(cluster.start_worker())
+    wait_until(lambda: cluster.num_alive() == 2, cluster.workers[-1], "another worker")
 
 
 def family(pid: int) -> list[int]:
