@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pf_core.contracts import ds_start
-from pf_core.engine import LocalEngine
+from pf_core.engine import Engine, LocalEngine
 from pf_core.ingest import ingest_days
 from pf_core.raw_actions import bucket_files, read_deletion_list
 from pf_core.site import Site
@@ -30,7 +30,7 @@ class SmallSite:
     def __post_init__(self) -> None:
         (self.root / "forget.txt").touch()
         self.site = Site.model_validate(self._config())
-        self.engine = LocalEngine(num_workers=1, memory_mb=256, temp_dir=self.root / "tmp")
+        self.engine: Engine = LocalEngine(num_workers=1, memory_mb=256, temp_dir=self.root / "tmp")
 
     def _config(self) -> dict[str, Any]:
         id_type = self.options.get("id_type", "int")

@@ -11,10 +11,25 @@ from pf_core.contracts import PipelineError, ds_range, shift_ds
 from pf_core.quality import judge_late_rows
 from pf_core.raw_actions import partition_dir, positive_mask, read_manifest, read_quarantine
 from pf_core.source import Positive
+from tests.scattered import ScatteredEngine
+from tests.sites import SmallSite
 
 DAY_S = 86_400
 DAYS = ds_range("2026-01-01", "2026-01-04")
 MakeSite = Callable[..., Any]
+
+
+@pytest.fixture(params=["one task", "shared"])
+def small_site(small_site: MakeSite, request: pytest.FixtureRequest) -> MakeSite:
+    """Everything here holds of both ways."""
+
+    def make(**options: Any) -> SmallSite:
+        site: SmallSite = small_site(**options)
+        if request.param == "shared":
+            site.engine = ScatteredEngine()
+        return site
+
+    return make
 
 
 def balance(manifest: dict[str, Any]) -> int:

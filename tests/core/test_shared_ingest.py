@@ -35,11 +35,11 @@ def line(user: object, pin: str, second: float, event: str = "look", place: str 
 def both_ways(site: SmallSite, days: Sequence[str], num_workers: int = 2) -> tuple[dict[str, Any], ScatteredEngine]:
     """Ingests in one task, then shared; asserts that nothing tells them apart."""
     alone = outcome(site, days)
-    local, site.engine = site.engine, ScatteredEngine(num_workers=num_workers)  # type: ignore[assignment]
-    shared, engine = outcome(site, days), site.engine
+    local, engine = site.engine, ScatteredEngine(num_workers=num_workers)
+    site.engine = engine
+    shared = outcome(site, days)
     site.engine = local
     assert shared == alone
-    assert isinstance(engine, ScatteredEngine)
     return alone, engine
 
 
@@ -170,7 +170,7 @@ def test_a_machine_that_dies_changes_nothing(small_site: MakeSite, monkeypatch: 
 
     monkeypatch.setattr(ingest, step, die_sometimes)
     engine = ScatteredEngine()
-    site.engine = engine  # type: ignore[assignment]
+    site.engine = engine
     assert outcome(site, DAYS) == alone
     assert engine.num_lost == len(DEATHS)
 

@@ -152,7 +152,7 @@ def test_a_worker_lost_during_ingestion_changes_nothing(cluster: SparkCluster, t
 
     killer = threading.Thread(target=kill_one)
     with start_engine(cluster) as engine:
-        site.engine = engine  # type: ignore[assignment]
+        site.engine = engine
         killer.start()
         try:
             spark = outcome(site, DAYS)
