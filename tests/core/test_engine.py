@@ -1,14 +1,15 @@
+import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pf_core.contracts import ACTION_COLUMNS, CATEGORY, TIMESTAMP
-from pf_core.engine import LocalEngine, Shuffle, bucket_of, rank_ids, report, sort_actions
+from pf_core.engine import LocalEngine, Shuffle, bucket_of, merge_parts, rank_ids, report, sort_actions
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -132,6 +133,29 @@ def test_groups_can_be_finished_as_they_become_complete(memory_bytes: int, tmp_p
         assert users(shuffle, 2) == [(1, [1, 7])]
         assert users(shuffle, 2) == []
         assert users(shuffle, 9) == [(2, [5])]
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=action_rows(), num_tasks=st.integers(1, 4), memory_bytes=st.sampled_from([1, 10**9]))
+def test_parts_of_many_are_what_one_would_have_shuffled(
+    rows: list[tuple], num_tasks: int, memory_bytes: int, tmp_path: Path
+) -> None:
+    table = actions_table(rows)
+    group = bucket_of(table["user_id"], 4)
+    expected = shuffled(LocalEngine(num_workers=1, memory_mb=1, temp_dir=tmp_path), [(table, group)])
+    parts: list[Path] = []
+    with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+        for number in range(num_tasks):
+            spill_dir = Path(folder) / str(number)
+            spill_dir.mkdir()
+            shuffle = Shuffle(memory_bytes=memory_bytes, spill_dir=spill_dir)
+            for row in range(number, len(rows), num_tasks):
+                shuffle.add(table.slice(row, 1), group[row : row + 1])
+            shuffle.flush()
+            parts += shuffle.spilled
+        merged = {number: merge_parts(parts, number) for number in range(4)}
+    assert {n: (found[0].to_pylist(), found[1]) for n, found in merged.items() if found is not None} == expected
+    assert memory_bytes == 1 or len(parts) <= num_tasks
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pf_core import ingest
+from pf_core.atomic import rename_once
 from pf_core.contracts import ds_range, ds_start_us
 from pf_core.ingest import TASKS_PER_WORKER, _share_files
 from pf_core.routing import Arrival
@@ -173,6 +174,17 @@ def test_a_machine_that_dies_changes_nothing(small_site: MakeSite, monkeypatch: 
     site.engine = engine
     assert outcome(site, DAYS) == alone
     assert engine.num_lost == len(DEATHS)
+
+
+def test_of_two_attempts_at_once_the_first_stays(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "content").write_text(name)
+        rename_once(tmp_path / name, tmp_path / "whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+    assert (tmp_path / "whole" / "content").read_text() == "first"
+    with pytest.raises(FileNotFoundError):
+        rename_once(tmp_path / "nothing", tmp_path / "whole")
 
 
 def test_what_a_killed_run_left_is_removed(small_site: MakeSite) -> None:
