@@ -59,7 +59,7 @@ def describe_evaluation(folder: Path, manifest: Mapping[str, Any], urls: Mapping
         "training_set": manifest["training_set"],
         "seconds": round(manifest["seconds"], 1),
         **{name: dg.MetadataValue.url(url) for name, url in urls.items()},
-        "path": dg.MetadataValue.path(folder / MANIFEST),
+        "path": dg.MetadataValue.path(str(folder / MANIFEST)),
     }
 
 

@@ -68,7 +68,7 @@ class PlannedSeed:
 
 
 def experiments_dir(site: Site) -> Path:
-    return site.directory / "ablation_runs"
+    return site.workspace / "ablation_runs"
 
 
 def plan_experiments(
@@ -101,7 +101,7 @@ def _training_set(site: Site, experiment: Experiment) -> tuple[Path, dict[str, A
     manifest = read_json(path / DESCRIPTION)
     if isinstance(experiment, Recipe) and experiment.content_noise:
         manifest = noisy_manifest(manifest, experiment.content_noise)
-        path = site.directory / "noisy_training_set" / f"{experiment.content_noise:g}" / manifest["fingerprint"]
+        path = site.workspace / "noisy_training_set" / f"{experiment.content_noise:g}" / manifest["fingerprint"]
     return path, manifest
 
 

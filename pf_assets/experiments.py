@@ -6,7 +6,6 @@ and judged by the same question as everything else; what is finished is left alo
 
 import hashlib
 import re
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from pf_core.atomic import exclusive, read_json, relying_on, write_json
 from pf_core.experiment import BASE, Set
 from pf_core.recipes import experiments
 from pf_core.site import Site
+from pf_core.storage import remove_tree
 from pf_core.training_set import latest_training_set, open_training_set
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class _Seed:
             return
         train_planned(self.context, self.site, model, self.store, run)
         save_figure(plot_training(model.history), model.run_dir / "training.png")
-        shutil.rmtree(model.run_dir / "checkpoints", ignore_errors=True)  # it will not be continued
+        remove_tree(model.run_dir / "checkpoints")  # it will not be continued
         fault = find_fault(model.history)
         if fault is not None:
             self.context.log.warning(f"{self._name}: {fault}")
@@ -259,7 +259,7 @@ def describe_recipe(
         history, file = first.model.history, first.run_dir / "training.png"
         trained = {
             "training": picture(plot_training(history), file),
-            "training_png": dg.MetadataValue.path(file),
+            "training_png": dg.MetadataValue.path(str(file)),
             "training_seconds": round(sum(judgement["training"]["seconds"] for judgement in judgements), 1),
             "parameters": judgements[0]["training"]["num_parameters"],
             "config": dg.MetadataValue.json(judgements[0]["config"]),
@@ -278,6 +278,6 @@ def describe_recipe(
         "training_set": first.fingerprint,
         "question": judgements[0]["question"],
         "mlflow_run": dg.MetadataValue.url(url),
-        "path": dg.MetadataValue.path(first.run_dir.parent),
+        "path": dg.MetadataValue.path(str(first.run_dir.parent)),
         **trained,
     }

@@ -148,7 +148,7 @@ def report(
     site_file = site_path(os.environ, otherwise=EXPERIMENTS_SITE).resolve()
     site = load_site(site_file, environment=os.environ)
     materialize("paper_report", site_file=site_file)
-    made = site.directory / "paper_report"
+    made = site.workspace / "paper_report"
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         shutil.copy(made / "report.md", out)

@@ -60,7 +60,7 @@ def describe_raw_actions(site: Site, manifest: Mapping[str, Any]) -> Metadata:
         "rows_outside_site_days": manifest["outside_site_days"],
         "bytes": num_bytes,
         "seconds": manifest["seconds"],
-        "path": dg.MetadataValue.path(raw_actions.partition_dir(site, ds) / manifest["build"]),
+        "path": dg.MetadataValue.path(str(raw_actions.partition_dir(site, ds) / manifest["build"])),
         "dagster/row_count": counts["kept"],
     }
 
@@ -97,7 +97,7 @@ def describe_user_timelines(site: Site, manifest: Mapping[str, Any], seconds: fl
         "forgotten_users": counts["forgotten_users"],
         "built_from": manifest["built_from"],
         "timeline_lengths": picture(_plot_lengths(lengths, ds), file),
-        "timeline_lengths_png": dg.MetadataValue.path(file),
+        "timeline_lengths_png": dg.MetadataValue.path(str(file)),
         "buckets": table(
             [
                 {key: bucket[key] for key in ("bucket", "users", "actions", "active_users", "version", "fragments")}
@@ -105,7 +105,7 @@ def describe_user_timelines(site: Site, manifest: Mapping[str, Any], seconds: fl
             ]
         ),
         "seconds": round(seconds, 2),
-        "path": dg.MetadataValue.path(root),
+        "path": dg.MetadataValue.path(str(root)),
         "dagster/row_count": counts["users"],
     }
 
@@ -131,7 +131,7 @@ def describe_training_set(path: Path, manifest: Mapping[str, Any]) -> Metadata:
         "left_out": table([{"what": what, "count": count} for what, count in left_out.items()]),
         "vocabularies": dg.MetadataValue.json(manifest["vocabularies"]),
         "inputs": dg.MetadataValue.json(manifest["inputs"]),
-        "path": dg.MetadataValue.path(path),
+        "path": dg.MetadataValue.path(str(path)),
         "dagster/row_count": counts["train"]["users"],
     }
 
@@ -156,11 +156,11 @@ def describe_model(
         "examples_per_s": _mean(history, "examples_per_s"),
         "data_wait_share": _mean(history, "data_wait_share"),
         "training": picture(plot_training(history), file),
-        "training_png": dg.MetadataValue.path(file),
+        "training_png": dg.MetadataValue.path(str(file)),
         "measurements": table(_sparse(history)),
         "config": dg.MetadataValue.json(manifest["config"]),
         "mlflow_run": dg.MetadataValue.url(mlflow_url),
-        "path": dg.MetadataValue.path(run_dir / "model"),
+        "path": dg.MetadataValue.path(str(run_dir / "model")),
     }
 
 

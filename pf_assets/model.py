@@ -5,7 +5,6 @@ processes that train belong to the run: they report to it, and end with it.
 """
 
 import enum
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from pf_assets.training_run import model_tags, source_tags, train_planned
 from pf_core.atomic import MANIFEST, exclusive, read_json, relying_on, write_json
 from pf_core.packing import is_held_out
 from pf_core.site import Site
+from pf_core.storage import remove_tree, rename_folder
 from pf_core.training_set import DESCRIPTION, build_training_set, latest_training_set, open_training_set
 
 GROUP = "model"
@@ -137,8 +137,8 @@ def _set_aside(run_dir: Path) -> None:
     """Nothing is lost if training it anew fails: what was there stays beside it, until the next time."""
     aside = run_dir.with_name(f"{run_dir.name}.before-retrain")
     if run_dir.exists():
-        shutil.rmtree(aside, ignore_errors=True)
-        run_dir.rename(aside)
+        remove_tree(aside)
+        rename_folder(run_dir, aside)
 
 
 def _train_and_register(context: dg.AssetExecutionContext, site: Site, plan: PlannedModel) -> TrackedRun:

@@ -20,6 +20,7 @@ from pf_core.embeddings import snapshot_state
 from pf_core.raw_actions import parse_user_id, raw_digest, read_deletion_list, read_manifest
 from pf_core.repair import RepairPlan, plan_repair
 from pf_core.site import Site
+from pf_core.storage import path_of, replace_text
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "INFO"}}}}
 NUM_RECENT = 10
@@ -201,7 +202,7 @@ def forget(users: Annotated[list[str], typer.Argument(help="user ids, as the log
     ids = [parse_user_id(site, user) for user in users]
     known = set(read_deletion_list(site).to_pylist())
     added = [user_id for user_id in dict.fromkeys(ids) if user_id not in known]
-    _append_lines(Path(site.deletion_list), [str(user_id) for user_id in added])
+    _append_lines(path_of(site.deletion_list), [str(user_id) for user_id in added])
     typer.echo(f"{len(added)} added to {site.deletion_list} ({len(ids) - len(added)} were there)")
     for release, count in forget_users(site, read_deletion_list(site)).items():
         typer.echo(f"release {release}: {count} removed from the store")
@@ -223,9 +224,7 @@ def _append_lines(path: Path, lines: list[str]) -> None:
         + ("" if before in ("", "\n") or before.endswith("\n") else "\n")
         + "".join(f"{line}\n" for line in lines)
     )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    replace_text(path, text)
 
 
 def repair(

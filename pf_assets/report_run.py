@@ -32,7 +32,7 @@ PAGE, TEXT, FIGURES = "index.html", "report.md", "figures"
 
 
 def report_dir(site: Site) -> Path:
-    return site.directory / "paper_report"
+    return site.workspace / "paper_report"
 
 
 def write_report(site: Site, *, progress: Callable[[str], None]) -> Metadata:
@@ -61,8 +61,8 @@ def describe_report(folder: Path, report: Report) -> Metadata:
             ]
         ),
         "recipes": len(report.runs),
-        "page": dg.MetadataValue.path(folder / PAGE),
-        "text": dg.MetadataValue.path(folder / TEXT),
+        "page": dg.MetadataValue.path(str(folder / PAGE)),
+        "text": dg.MetadataValue.path(str(folder / TEXT)),
     }
 
 

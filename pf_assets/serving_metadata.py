@@ -62,14 +62,14 @@ def describe_snapshot(site: Site, manifest: Mapping[str, Any], model_url: str) -
         "expired": counts["expired"],
         "built_from": manifest["built_from"],
         "embedding_age": picture(_plot_ages(ages, ds), file),
-        "embedding_age_png": dg.MetadataValue.path(file),
+        "embedding_age_png": dg.MetadataValue.path(str(file)),
         "embedding_age_table": table([{"age": age, "users": users} for age, users in ages.items()]),
         "norm": table([manifest["norm"]] if manifest["norm"] else []),
         "fragments": counts["fragments"],
         "seconds": round(manifest["seconds"], 2),
         "model_version": manifest["model_version"],
         "model_run": dg.MetadataValue.url(model_url),
-        "path": dg.MetadataValue.path(root),
+        "path": dg.MetadataValue.path(str(root)),
         "dagster/row_count": counts["users"],
     }
     change = manifest["change"]
@@ -128,7 +128,7 @@ def describe_index(site: Site, manifest: Mapping[str, Any]) -> Metadata:
         ),
         "seconds": round(manifest["seconds"], 2),
         "model_version": manifest["model_version"],
-        "path": dg.MetadataValue.path(index_dir(site, manifest["ds"]) / manifest["build"]),
+        "path": dg.MetadataValue.path(str(index_dir(site, manifest["ds"]) / manifest["build"])),
         "dagster/row_count": manifest["counts"]["pins"],
     }
 
@@ -143,7 +143,7 @@ def describe_release(site: Site, manifest: Mapping[str, Any]) -> Metadata:
         "model_version": manifest["model_version"],
         "verified": table([{"check": name, "result": result} for name, result in manifest["checks"].items()]),
         "look_at_it": dg.MetadataValue.md("`pf recommend USER`, `pf similar PIN`, `pf releases`, `pf rollback`"),
-        "path": dg.MetadataValue.path(release_root(site) / manifest["release"]),
+        "path": dg.MetadataValue.path(str(release_root(site) / manifest["release"])),
         "dagster/row_count": manifest["counts"]["users"],
     }
 

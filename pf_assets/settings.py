@@ -10,6 +10,7 @@ from pf_core.contracts import ds_range, shift_ds
 from pf_core.engine import Engine, LocalEngine
 from pf_core.site import Site, load_site
 from pf_core.spark_engine import SparkEngine
+from pf_core.storage import reaching
 
 ENGINE_POOL = "engine"
 """Assets that use the whole machine; the instance lets one run of them at a time."""
@@ -67,10 +68,14 @@ def days_to_check(context: dg.AssetCheckExecutionContext, existing: Sequence[str
 
 
 def start_engine(site: Site) -> Engine:
+    """Refuses, in a sentence, a site whose data cannot be reached."""
+    for path in (site.directory, site.log_root):
+        with reaching(path):
+            path.exists()
     config = site.engine
     if config.kind == "spark":
         assert config.master is not None
         return SparkEngine(master=config.master, num_workers=config.num_workers, settings=config.spark)
     return LocalEngine(
-        num_workers=site.engine.num_workers, memory_mb=site.engine.memory_mb, temp_dir=site.directory / "tmp"
+        num_workers=site.engine.num_workers, memory_mb=site.engine.memory_mb, temp_dir=site.workspace / "tmp"
     )

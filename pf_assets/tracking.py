@@ -27,7 +27,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pf_assets.mlflow_database import database_uri, refuse_if_unreachable
 from pf_core.atomic import read_json, write_json
 from pf_core.contracts import PipelineError
+from pf_core.copies import fetched
 from pf_core.site import Site
+from pf_core.storage import SCHEME, path_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -84,17 +86,14 @@ class Tracking:
     """The MLflow store of a site's data directory, with the site's experiment and registered model."""
 
     def __init__(self, site: Site) -> None:
-        self.root = Path(site.data_dir).resolve() / "mlflow"
+        self.root = site.workspace.parent / "mlflow"
+        self.artifacts = site.directory.parent / "mlflow" / "artifacts"
         self.name = f"pinnerformer-{site.name}"
         """Of the experiment and of the registered model."""
 
     @property
     def uri(self) -> str:
         return database_uri(self.root)
-
-    @property
-    def artifacts(self) -> Path:
-        return self.root / "artifacts"
 
     def find(self, run_dir: Path) -> TrackedRun | None:
         """The run of a model's folder; None, too, after somebody removed the database, on which no model depends."""
@@ -161,10 +160,11 @@ class Tracking:
     def keep(self, run: TrackedRun, files: Iterable[Path]) -> None:
         """Copy files and folders into the run's artifacts, under their own names."""
         for path in files:
-            if path.is_dir():
-                self._client.log_artifacts(run.run_id, str(path), path.name)
+            local = fetched(path)
+            if local.is_dir():
+                self._client.log_artifacts(run.run_id, str(local), path.name)
             else:
-                self._client.log_artifact(run.run_id, str(path))
+                self._client.log_artifact(run.run_id, str(local))
 
     @contextlib.contextmanager
     def watching(self, run: TrackedRun) -> Iterator[None]:
@@ -290,7 +290,7 @@ class Tracking:
             version=int(found.version),
             model_version=found.tags["model_version"],
             run_id=str(found.run_id),
-            path=Path(urllib.parse.unquote(urllib.parse.urlparse(found.source or "").path)),
+            path=_artifact_path(found.source or ""),
             tags=found.tags,
         )
 
@@ -315,6 +315,10 @@ class Tracking:
         self.root.mkdir(parents=True, exist_ok=True)
         refuse_if_unreachable(self.uri)
         return MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
+
+
+def _artifact_path(uri: str) -> Path:
+    return path_of(uri) if uri.startswith(SCHEME) else Path(urllib.parse.unquote(urllib.parse.urlparse(uri).path))
 
 
 def _now() -> str:

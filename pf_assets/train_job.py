@@ -10,6 +10,7 @@ With --attached, standard input is a pipe that the launching process holds open.
 however it ends, and the rank goes with it.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from pf_core.atomic import write_json
 from pf_core.contracts import PipelineError
 from pf_core.hyperparameters import TrainConfig
 from pf_core.source import Strict
+from pf_core.storage import is_remote, path_of, write_if_unchanged
 
 STOPPED = "stopped.json"
 LINE_EVERY_S = 3.0
@@ -69,8 +71,8 @@ class PrintObserver:
 def main(arguments: list[str]) -> None:
     if "--attached" in arguments:
         threading.Thread(target=_end_with_launcher, daemon=True).start()
-    job = TrainJob.model_validate_json(Path(arguments[0]).read_text())
-    run_dir = Path(job.run_dir)
+    job = TrainJob.model_validate_json(path_of(arguments[0]).read_text())
+    run_dir = path_of(job.run_dir)
     rank, attempt = (int(os.environ.get(name, "0")) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
     if attempt > 0 and (run_dir / STOPPED).exists():
         return  # another rank stopped on purpose, and this one only lost the connection to it
@@ -93,7 +95,7 @@ def _train(job: TrainJob, run_dir: Path, observer: PipesObserver | PrintObserver
 
     train(
         job.config,
-        training_set=Path(job.training_set),
+        training_set=path_of(job.training_set),
         run_dir=run_dir,
         num_workers=job.num_workers,
         observer=observer,
@@ -102,11 +104,12 @@ def _train(job: TrainJob, run_dir: Path, observer: PipesObserver | PrintObserver
 
 def _note_crash(run_dir: Path, rank: int, attempt: int, error: Exception) -> None:
     """Keep an attempt's first error: those of the other ranks follow from it."""
-    try:
-        with (run_dir / f"crash-{attempt:03d}.json").open("x") as file:
-            json.dump({"rank": rank, "error": f"{type(error).__name__}: {error}"}, file)
-    except FileExistsError:
-        pass
+    path, content = run_dir / f"crash-{attempt:03d}.json", {"rank": rank, "error": f"{type(error).__name__}: {error}"}
+    if is_remote(path):
+        write_if_unchanged(path, json.dumps(content), None)
+        return
+    with contextlib.suppress(FileExistsError), path.open("x") as file:
+        json.dump(content, file)
 
 
 def _end_with_launcher() -> None:

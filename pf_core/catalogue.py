@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pf_core.contracts import PipelineError, id_arrow_type, pin_features_schema
+from pf_core.copies import fetched
 from pf_core.mapping import as_raw, id_checks, id_value, raw_column, raw_json, sql_text
 from pf_core.reading import read_file
 from pf_core.source import ColumnVectors, NpyVectors, PinsSource
@@ -91,7 +92,7 @@ def _load(path: Path) -> np.ndarray:
     if not path.is_file():
         raise PipelineError(f"no file at {path}: mend `pins.vectors` in the site file")
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        return np.load(fetched(path), mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise PipelineError(f"{path} cannot be read as .npy: {error}") from error
 

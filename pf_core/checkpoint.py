@@ -6,7 +6,6 @@ step. A model is a folder with `model.safetensors` and `model.json`, which toget
 """
 
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,13 @@ from torch import Tensor, nn
 
 from pf_core.atomic import read_json, write_json
 from pf_core.contracts import PipelineError
+from pf_core.copies import fetched
 from pf_core.hyperparameters import ModelConfig
 from pf_core.model import PinnerFormer
+from pf_core.storage import placed, remove_tree
 
+STATE = "state.json"
+"""Of a checkpoint's files, the last to appear."""
 KEPT = 2
 """Checkpoints of a run; older ones are removed."""
 
@@ -27,17 +30,12 @@ KEPT = 2
 def save_checkpoint(
     folder: Path, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> None:
-    partial = folder / f".step-{step:08d}.tmp"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    _save(module.state_dict(), partial / "weights.safetensors")
-    _save(_moments(module, optimizer), partial / "optimizer.safetensors")
-    write_json(partial / "state.json", {"step": step, **state})
-    final = folder / f"step-{step:08d}"
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(partial, final)
+    with placed(folder / f"step-{step:08d}") as partial:
+        _save(module.state_dict(), partial / "weights.safetensors")
+        _save(_moments(module, optimizer), partial / "optimizer.safetensors")
+        write_json(partial / STATE, {"step": step, **state})
     for old in _checkpoints(folder)[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+        remove_tree(old)
 
 
 def load_newest(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
@@ -45,9 +43,10 @@ def load_newest(folder: Path, module: nn.Module, optimizer: torch.optim.Optimize
     found = _checkpoints(folder)
     if not found:
         return None
-    state: dict[str, Any] = read_json(found[-1] / "state.json")
-    module.load_state_dict(load_file(found[-1] / "weights.safetensors"))
-    moments = load_file(found[-1] / "optimizer.safetensors")
+    newest = fetched(found[-1])
+    state: dict[str, Any] = read_json(newest / STATE)
+    module.load_state_dict(load_file(newest / "weights.safetensors"))
+    moments = load_file(newest / "optimizer.safetensors")
     for name, parameter in module.named_parameters():
         known = {key.removeprefix(f"{name}/"): value for key, value in moments.items() if key.startswith(f"{name}/")}
         optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in known.items()}
@@ -55,13 +54,9 @@ def load_newest(folder: Path, module: nn.Module, optimizer: torch.optim.Optimize
 
 
 def save_model(folder: Path, model: PinnerFormer, description: Mapping[str, Any]) -> None:
-    partial = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    _save(model.state_dict(), partial / "model.safetensors")
-    write_json(partial / "model.json", {**description, "model": model.config.model_dump(mode="json")})
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(partial, folder)
+    with placed(folder) as partial:
+        _save(model.state_dict(), partial / "model.safetensors")
+        write_json(partial / "model.json", {**description, "model": model.config.model_dump(mode="json")})
 
 
 def load_model(folder: Path) -> tuple[PinnerFormer, dict[str, Any]]:
@@ -77,12 +72,12 @@ def load_model(folder: Path) -> tuple[PinnerFormer, dict[str, Any]]:
         time_origin_us=description["time_origin_us"],
         feature_scale=description["feature_scale"],
     )
-    model.load_state_dict(load_file(folder / "model.safetensors"))
+    model.load_state_dict(load_file(fetched(folder) / "model.safetensors"))
     return model.eval(), description
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*"))
+    return sorted(path.parent for path in folder.glob(f"step-*/{STATE}"))
 
 
 def _moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from pf_core.atomic import exclusive, write_json
+from pf_core.copies import fetched
 from pf_core.state import Manifest
 from pf_core.training_set import DESCRIPTION
 
@@ -34,6 +35,7 @@ def make_noisy_set(base: Path, manifest: Manifest, target: Path) -> None:
             return
         for other in target.parent.glob("*/"):
             shutil.rmtree(other)
+        base = fetched(base)
         for path in base.rglob("*"):
             linked = target / path.relative_to(base)
             if path.is_file() and linked != target / FEATURE and linked != target / DESCRIPTION:

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pf_core.contracts import ACTION_COLUMNS
+from pf_core.storage import open_arrow
 
 REPORT_EVERY_S = 0.5
 COPIES_HELD = 3
@@ -260,7 +261,7 @@ def merge_parts(paths: Sequence[Path], group: int) -> tuple[pa.Table, int] | Non
     """A group's rows from files that were flushed, sorted and distinct, and how many duplicates; None without rows."""
     parts = []
     for path in paths:
-        with pa.ipc.open_file(path) as file:
+        with open_arrow(path) as file:
             parts += _read_group(file, json.loads(file.schema.metadata[GROUPS]), group)
     return sort_actions(pa.concat_tables(parts).unify_dictionaries()) if parts else None
 

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pf_core.contracts import PipelineError, ds_range, shift_ds
 from pf_core.objectives import DAY_US, draw_distinct, mixed, ragged
@@ -33,6 +32,7 @@ from pf_core.packing import command, encode_words, find_pins
 from pf_core.raw_actions import bucket_files, ingested_days, positive_mask
 from pf_core.serving_config import Frequency
 from pf_core.site import Site
+from pf_core.storage import read_parquet
 from pf_core.training_set import Timelines, TrainingSet, sample_below
 
 MAX_DAYS = 14
@@ -156,7 +156,7 @@ def _users_with_positives(
     counts = {"positives_of_unknown_users": 0, "positives_on_unknown_pins": 0}
     for ds in days:
         for path in bucket_files(site, ds).values():
-            actions = pq.read_table(path)
+            actions = read_parquet(path)
             actions = actions.filter(pa.array(positive_mask(actions, site.source.positive)))
             is_asked = pc.is_in(actions["user_id"], held_out)
             is_known = pc.or_(is_asked, pc.is_in(actions["user_id"], trained))
@@ -200,7 +200,7 @@ def _read_later(
     users, parts = [], []
     for ds in days:
         for path in bucket_files(site, ds).values():
-            actions = pq.read_table(path, filters=pc.field("user_id").isin(user_ids))
+            actions = read_parquet(path, filters=pc.field("user_id").isin(user_ids))
             coded = _coded(data, actions, positive_mask(actions, site.source.positive))
             users.append(pc.index_in(coded.user_id, user_ids).to_numpy())
             parts.append(coded.columns)

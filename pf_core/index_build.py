@@ -7,7 +7,6 @@ links, and are only judged anew. In memory are as many shards as the engine has 
 """
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ from pf_core.pin_index import (
     SPACE,
     Hits,
     index_manifest,
-    link_or_copy,
     load_shard,
     merge_hits,
     search_shard,
@@ -41,6 +39,7 @@ from pf_core.pin_index import (
 from pf_core.search import ROUNDING
 from pf_core.site import Site
 from pf_core.state import Manifest
+from pf_core.storage import link_or_copy, make_durable, remove_tree, written
 
 JUDGED_AT = 10
 CHUNK_ROWS = 16_384
@@ -105,11 +104,9 @@ def _build_day(site: Site, ds: str, engine: Engine, progress: Callable[[str], No
         manifest |= _find_ef(site, ds, build, manifest, progress)
         manifest["seconds"] = time.monotonic() - started
         write_json(build / DESCRIPTION, manifest)
-        for path in build.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+        make_durable(build)
     except BaseException:
-        shutil.rmtree(build, ignore_errors=True)
+        remove_tree(build)
         raise
     publish_build(build, manifest)
     progress(
@@ -129,7 +126,7 @@ def _retain(root: Path, num_days: int) -> None:
     for partition in root.glob("????-??-??"):
         if partition.name not in kept:
             (partition / MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(partition)
+            remove_tree(partition)
 
 
 # Graphs
@@ -154,7 +151,7 @@ class _ShardTask:
     ds: str
     number: int
     num_pins: int
-    path: str
+    path: Path
     num_threads: int
 
 
@@ -166,8 +163,7 @@ def _write_graph(site: Site, ds: str, build: Path, engine: Engine, progress: Cal
     shards = used({"pins_of_shard": pins_of_shard})
     num_threads = max(1, (os.cpu_count() or 1) // min(engine.num_workers, len(shards)))
     tasks = [
-        _ShardTask(site, ds, number, pins_of_shard[number], str(shard_path(build, number)), num_threads)
-        for number in shards
+        _ShardTask(site, ds, number, pins_of_shard[number], shard_path(build, number), num_threads) for number in shards
     ]
     for done, _ in enumerate(engine.map_buckets(_link_shard, tasks, progress), start=1):
         if len(tasks) > 1:
@@ -194,14 +190,15 @@ def _link_shard(task: _ShardTask) -> None:
                 f"pin_index {task.ds}, shard {task.number}: {num_linked:,} of {task.num_pins:,} pins linked, "
                 f"{num_linked / (told - started):,.0f} a second"
             )
-    graph.save_index(task.path)
+    with written(task.path) as path:
+        graph.save_index(str(path))
 
 
 def _write_pins(dataset: lance.LanceDataset, path: Path, num_shards: int) -> np.ndarray:
     """Write ids and interests; returns the shard of each pin."""
     schema = pa.schema([dataset.schema.field(name) for name in ("pin_id", "interest")])
     shards = []
-    with pa.ipc.new_file(path, schema) as writer:
+    with written(path) as local, pa.ipc.new_file(local, schema) as writer:
         for batch in dataset.to_batches(columns=schema.names, batch_size=CHUNK_ROWS):
             writer.write_batch(batch)
             shards.append(bucket_of(batch["pin_id"], num_shards))

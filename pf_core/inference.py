@@ -15,8 +15,6 @@ counted. Pins are read by memory map from files that are packed once for each ve
 import functools
 import hashlib
 import itertools
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -30,14 +28,16 @@ import pyarrow.compute as pc
 import torch
 import torch.nn.functional as F
 
-from pf_core.atomic import exclusive
+from pf_core.atomic import exclusive, write_json
 from pf_core.batches import collate_sequences
 from pf_core.checkpoint import load_model
+from pf_core.copies import fetched
 from pf_core.model import PinnerFormer, Sequences
 from pf_core.packing import NpyFile, encode_words, find_pins, write_pins
 from pf_core.pin_features import pin_state
 from pf_core.site import Site
 from pf_core.state import Manifest
+from pf_core.storage import place, remove_tree
 from pf_core.training_set import Timelines
 
 LENGTH_STEP = 8
@@ -87,19 +87,21 @@ class PackedPins:
 def pack_pins(site: Site, pins: Manifest, progress: Callable[[str], None]) -> Path:
     """The folder with the packed pins of a pin_features partition, made unless its version is there already."""
     folder = pin_state(site).root / "packed"
-    path, partial = folder / f"v{pins['versions'][0]}", folder / ".packing"
+    name, partial = f"v{pins['versions'][0]}", site.workspace / "pin_features" / "packed" / ".packing"
+    path, used = folder / name, folder / f"{name}.json"
     with exclusive(folder, "the packed pins"):
-        if not path.is_dir():
+        if not used.exists():
             progress(f"packing the features of {pins['counts']['pins']:,} pins, pin_features {pins['ds']}")
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
+            remove_tree(partial)
+            partial.mkdir(parents=True)
             write_pins(site, pins, partial / "pins")
             _hash_features(partial / "pins")
-            os.replace(partial / "pins", path)
-            shutil.rmtree(partial)
-        os.utime(path)
-        for old in sorted(folder.glob("v*"), key=lambda pack: pack.stat().st_mtime_ns)[:-PACKS_KEPT]:
-            shutil.rmtree(old)
+            place(partial / "pins", path)
+            remove_tree(partial)
+        write_json(used, {"last_by": pins["ds"]})
+        for old in sorted(folder.glob("v*.json"), key=lambda pack: pack.stat().st_mtime_ns)[:-PACKS_KEPT]:
+            old.unlink()
+            remove_tree(old.with_suffix(""))
     return path
 
 
@@ -119,6 +121,7 @@ def _hash_slices(values: np.ndarray, byte_offsets: np.ndarray) -> np.ndarray:
 
 
 def open_pins(path: Path) -> PackedPins:
+    path = fetched(path)
     feature, feature_hash = (np.load(path / f"{name}.npy", mmap_mode="r") for name in ("feature", "feature_hash"))
     return PackedPins(ids=path / "pin_id.arrow", feature=feature, feature_hash=feature_hash)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pf_core.atomic import read_json, rename_once, write_json
+from pf_core.atomic import read_json, write_json
 from pf_core.contracts import PipelineError, ds_range
 from pf_core.engine import Engine, LocalEngine, Shuffle, merge_parts, reporting_to
 from pf_core.publication import BucketFile, Partitions, make_bucket, making_partitions
@@ -30,6 +30,7 @@ from pf_core.quarantine import Quarantine
 from pf_core.raw_actions import Manifest
 from pf_core.routing import Arrival, Router, Tally, find_arrivals, num_days_complete
 from pf_core.site import Site
+from pf_core.storage import is_remote, placed_once, read_parquet, written
 
 DAYS_SHARED_AT_A_TIME = 7
 """Of a dated log on a cluster: more would fill the scratch folder, fewer would read neighbours' files more often."""
@@ -87,7 +88,7 @@ def _run_pass(task: _Pass) -> list[Manifest]:
     site, num_buckets = task.site, task.site.timelines.num_buckets
     manifests: list[Manifest] = []
     with contextlib.ExitStack() as stack:
-        partitions, scratch = stack.enter_context(making_partitions(site, task.days))
+        partitions, scratch = stack.enter_context(making_partitions(site, task.days, site.workspace / "tmp"))
         engine = LocalEngine(num_workers=1, memory_mb=task.memory_mb, temp_dir=scratch)
         shuffle = stack.enter_context(engine.shuffle())
         router = Router(site, [day.tally for day in partitions.days.values()], task.forgotten)
@@ -112,11 +113,12 @@ def _share_pass(
     site: Site, days: list[str], engine: Engine, forgotten: pa.Array, progress: Callable[[str], None]
 ) -> list[Manifest]:
     """Here is the driver: it locks the days, hands out the work, and publishes what came of it."""
-    with making_partitions(site, days) as (partitions, scratch):
+    with making_partitions(site, days, site.directory / "tmp") as (partitions, scratch):
         arrivals = list(find_arrivals(site, days))
         for arrival in arrivals:
             partitions.note(arrival)
-        pq.write_table(pa.table({"user_id": forgotten}), scratch / "forgotten.parquet")
+        with written(scratch / "forgotten.parquet") as path:
+            pq.write_table(pa.table({"user_id": forgotten}), path)
         routes = [
             _Route(
                 site=site,
@@ -174,12 +176,15 @@ class _Route:
 
 
 def _route_files(task: _Route) -> None:
-    if task.folder.exists():
+    if (task.folder / TALLY).exists():
         return  # an earlier attempt was lost when its work was done
-    attempt = task.folder.with_name(f".{task.folder.name}-{uuid.uuid4().hex}")
-    attempt.mkdir()
+    with placed_once(task.folder) as attempt:
+        _route_to(attempt, task)
+
+
+def _route_to(attempt: Path, task: _Route) -> None:
     tallies = [Tally(ds=ds, quarantine=Quarantine(attempt / f"quarantine-{ds}.parquet")) for ds in task.days]
-    router = Router(task.site, tallies, pq.read_table(task.forgotten)["user_id"].combine_chunks())
+    router = Router(task.site, tallies, read_parquet(task.forgotten)["user_id"].combine_chunks())
     shuffle = Shuffle(memory_bytes=task.memory_bytes, spill_dir=attempt)
     for arrival in task.arrivals:
         for rows, group in router.route(arrival):
@@ -194,7 +199,6 @@ def _route_files(task: _Route) -> None:
         },
     }
     write_json(attempt / TALLY, left)
-    rename_once(attempt, task.folder)
 
 
 def _take_together(partitions: Partitions, folders: Sequence[Path]) -> tuple[list[Path], int]:
@@ -247,11 +251,15 @@ def _gather_buckets(task: _Gather) -> list[BucketFile]:
     files = []
     for bucket in task.buckets:
         merged = merge_parts(task.parts, task.first_group + bucket)
-        if merged is not None:
-            attempt = task.build / f".{uuid.uuid4().hex}"
-            attempt.mkdir()
-            file = make_bucket(task.site, task.ds, attempt, bucket, *merged)
-            os.replace(attempt / file.entry["name"], task.build / file.entry["name"])
-            attempt.rmdir()
-            files.append(file)
+        if merged is None:
+            continue
+        if is_remote(task.build):  # where a file appears when it is whole
+            files.append(make_bucket(task.site, task.ds, task.build, bucket, *merged))
+            continue
+        attempt = task.build / f".{uuid.uuid4().hex}"
+        attempt.mkdir()
+        file = make_bucket(task.site, task.ds, attempt, bucket, *merged)
+        os.replace(attempt / file.entry["name"], task.build / file.entry["name"])
+        attempt.rmdir()
+        files.append(file)
     return files

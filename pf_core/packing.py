@@ -5,7 +5,6 @@ types and surfaces) that it has; when all words are known, the parts are joined 
 users follows from their ids alone, so that the same data gives the same bytes, however its partitions came about.
 """
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -19,11 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pf_core.contracts import TIMELINE_LISTS, PipelineError, ds_start_us, id_arrow_type, shift_ds
+from pf_core.copies import fetched
 from pf_core.engine import Engine, bucket_of
 from pf_core.pin_features import pin_state
 from pf_core.raw_actions import positive_mask, read_deletion_list
 from pf_core.site import Site
-from pf_core.state import Manifest, take_rows
+from pf_core.state import Manifest, open_dataset, take_rows
+from pf_core.storage import remove_tree, written
 from pf_core.timelines import read_bucket
 
 WORDS = ("action_type", "surface")
@@ -104,9 +105,9 @@ def finite_features(pins: pa.Table, ds: str) -> np.ndarray:
 
 def write_pins(site: Site, pins: Manifest, folder: Path) -> dict[str, int]:
     """Write features, ids, interests and candidates of a pin_features partition by pin id; returns the counts."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     codes: dict[str, int] = {}
-    dataset = lance.dataset(pin_state(site).bucket_path(0), version=pins["versions"][0])
+    dataset = open_dataset(pin_state(site).bucket_path(0), version=pins["versions"][0])
     schema = pa.schema([("pin_id", id_arrow_type(site.source.pins.pin_id.type))])
     with (
         closing(NpyFile(folder / "feature.npy", np.float32, row_shape=(pins["dim"],))) as feature,
@@ -195,7 +196,7 @@ def _pack_bucket(task: _BucketTask) -> dict[str, Any]:
     is_forgotten = pc.is_in(timelines["user_id"], value_set=task.forgotten)
     timelines = timelines.filter(pc.invert(is_forgotten)).sort_by("user_id")
     actions = pa.table({name: pc.list_flatten(timelines[name]) for name in TIMELINE_LISTS})
-    pin = find_pins(task.pin_ids, actions["pin_id"].combine_chunks())
+    pin = find_pins(fetched(task.pin_ids), actions["pin_id"].combine_chunks())
     user = np.repeat(np.arange(timelines.num_rows), pc.list_value_length(timelines["ts"]).to_numpy())
     actions = actions.append_column("pin", pa.array(pin)).append_column("user", pa.array(user))
     actions = actions.drop_columns(["pin_id"]).filter(pa.array(pin >= 0)).unify_dictionaries()
@@ -205,9 +206,8 @@ def _pack_bucket(task: _BucketTask) -> dict[str, Any]:
     held_out = is_held_out(timelines["user_id"].combine_chunks(), task.site.training.held_out_share)
     users = timelines.select(["user_id"]).append_column("is_held_out", pa.array(held_out))
     trains = actions.filter(pa.array(~held_out[actions["user"].to_numpy()]))
-    task.part.mkdir(parents=True)
     for name, table in (("users", users), ("actions", actions)):
-        with pa.ipc.new_file(task.part / f"{name}.arrow", table.schema) as writer:
+        with written(task.part / f"{name}.arrow") as path, pa.ipc.new_file(path, table.schema) as writer:
             writer.write_table(table)
     return {
         "users": users.num_rows,
@@ -218,19 +218,20 @@ def _pack_bucket(task: _BucketTask) -> dict[str, Any]:
 
 
 def join_buckets(
-    build: Path, site: Site, *, num_pins: int, vocabularies: dict[str, list[str]]
+    build: Path, target: Path, site: Site, *, num_pins: int, vocabularies: dict[str, list[str]]
 ) -> tuple[dict[str, dict[str, int]], int | None]:
-    """Append the parts to the files of both splits; returns counts, and the first time in train (None without any).
+    """Append a build's parts to the files of both splits in `target`; returns counts, and the first time in train.
 
     The counts are those of each split, and of the actions that are dropped, by reason.
     """
     dropped = dict.fromkeys((f"unknown_{name}" for name in vocabularies), 0)
     pin_dtype = np.int32 if num_pins <= np.iinfo(np.int32).max else np.int64
     with ExitStack() as stack:
-        splits = [stack.enter_context(closing(_Split(build / name, site, pin_dtype))) for name in SPLITS]
+        splits = [stack.enter_context(closing(_Split(target / name, site, pin_dtype))) for name in SPLITS]
         for bucket in range(site.timelines.num_buckets):
             part = _part_dir(build, bucket)
-            users, actions = (read_arrow(part / f"{name}.arrow") for name in ("users", "actions"))
+            local = fetched(part)
+            users, actions = (read_arrow(local / f"{name}.arrow") for name in ("users", "actions"))
             columns = {name: actions[name].to_numpy() for name in ("user", "pin", "is_positive")}
             columns["ts"] = actions["ts"].cast(pa.int64()).to_numpy()
             columns["duration"] = actions["duration_s"].to_numpy()
@@ -243,7 +244,7 @@ def join_buckets(
             for split, is_member in zip(splits, (~held_out, held_out), strict=True):
                 is_kept = is_known & is_member[columns["user"]]
                 split.append(users["user_id"], {name: values[is_kept] for name, values in columns.items()})
-            shutil.rmtree(part)
+            remove_tree(part)
     counts = {name: split.counts for name, split in zip(SPLITS, splits, strict=True)}
     return counts | {"dropped": dropped}, splits[0].first_us
 

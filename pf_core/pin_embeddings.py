@@ -35,7 +35,7 @@ from pf_core.model import PinnerFormer
 from pf_core.packing import command, finite_features, pins_by_id
 from pf_core.pin_features import content_name, pin_state
 from pf_core.site import Site
-from pf_core.state import DailyState, Manifest, create_bucket, take_rows
+from pf_core.state import DailyState, Manifest, create_bucket, open_dataset, take_rows
 
 CHUNK_ROWS = 8192
 BLOCK_ROWS = 1024
@@ -241,7 +241,7 @@ class _Pass:
             yield from rows.combine_chunks().to_batches()
 
     def _sorted(self) -> Iterator[pa.Table]:
-        dataset = lance.dataset(pin_state(self.site).bucket_path(0), version=self.pins["versions"][0])
+        dataset = open_dataset(pin_state(self.site).bucket_path(0), version=self.pins["versions"][0])
         return pins_by_id(dataset, ["pin_id", "feature", "interest"], only_candidates=True)
 
     def _count(self, vector_ND: np.ndarray) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pf_core.catalogue import UNKNOWN_INTEREST, Catalogue, QuarantinedRow, read_catalogue, read_matrix
 from pf_core.coengagement import CoengagementConfig, learn_pin_vectors
@@ -26,13 +25,15 @@ from pf_core.contracts import (
     id_arrow_type,
     shift_ds,
 )
+from pf_core.copies import fetched
 from pf_core.engine import Engine
 from pf_core.quarantine import Quarantine
 from pf_core.raw_actions import bucket_files, require_manifest
 from pf_core.reading import find_files
 from pf_core.site import Site
 from pf_core.source import DAY, ColumnVectors, LearnedVectors, NpyVectors
-from pf_core.state import DailyState, Manifest, advance_bucket, create_bucket
+from pf_core.state import DailyState, Manifest, advance_bucket, create_bucket, open_dataset
+from pf_core.storage import read_parquet, stamp_of
 
 
 def pin_state(site: Site) -> DailyState:
@@ -71,7 +72,7 @@ def feature_coverage(site: Site, ds: str) -> float:
     known = read_pin_features(site, ds, ["pin_id"])["pin_id"]
     num_actions = num_covered = 0
     for path in bucket_files(site, ds).values():
-        pins = pq.read_table(path, columns=["pin_id"])["pin_id"]
+        pins = read_parquet(path, columns=["pin_id"])["pin_id"]
         num_actions += len(pins)
         num_covered += pc.sum(pc.is_in(pins, known)).as_py()
     return num_covered / num_actions if num_actions else float("nan")
@@ -98,7 +99,7 @@ def _add_day(site: Site, state: DailyState, ds: str) -> Manifest:
         dataset = create_bucket(path, added.rows)
         return _publish(state, ds, dataset, added, num_new=added.rows.num_rows, inputs=inputs)
     added = read_catalogue(pins, files, dim=base["dim"])
-    known = lance.dataset(path, version=base["versions"][0]).to_table(columns=["pin_id"])["pin_id"]
+    known = open_dataset(path, version=base["versions"][0]).to_table(columns=["pin_id"])["pin_id"]
     num_known = pc.sum(pc.is_in(added.rows["pin_id"], known)).as_py() or 0
     dataset = advance_bucket(
         path,
@@ -160,7 +161,7 @@ def _fingerprint_inputs(site: Site, ds: str) -> str:
 
 def _look(file: Path) -> list[Any]:
     """What shows that a file changed, without reading it."""
-    return [str(file), file.stat().st_size, file.stat().st_mtime_ns]
+    return stamp_of(file)
 
 
 def _digest(parts: list[Any]) -> str:
@@ -187,7 +188,7 @@ def _read_whole(site: Site, state: DailyState, progress: Callable[[str], None]) 
         vectors = read_matrix(pins.vectors, site.log_root, pins)
     else:
         assert isinstance(pins.vectors, LearnedVectors)
-        vectors = _learn(site, pins.vectors, state.root / "learning", progress)
+        vectors = _learn(site, pins.vectors, site.workspace / "pin_features" / "learning", progress)
     interest, candidate = pa.repeat(UNKNOWN_INTEREST, len(vectors)), pa.repeat(True, len(vectors))
     if described is not None:
         position = pc.index_in(vectors["pin_id"], described.rows["pin_id"])
@@ -199,7 +200,7 @@ def _read_whole(site: Site, state: DailyState, progress: Callable[[str], None]) 
 
 def _learn(site: Site, vectors: LearnedVectors, temp_dir: Path, progress: Callable[[str], None]) -> pa.Table:
     days = ds_range(site.start_ds, shift_ds(vectors.until, -1))
-    files = [path for ds in days for path in bucket_files(site, ds).values()]
+    files = [fetched(path) for ds in days for path in bucket_files(site, ds).values()]
     progress(f"learning pin vectors from {len(days)} days of co-engagement")
     learned = learn_pin_vectors(
         files,
@@ -224,7 +225,7 @@ def _publish(
     if pins.rows.num_rows == 0 and dataset.count_rows() == 0:
         raise PipelineError(_nothing_usable(ds, pins.quarantined))
     quarantine = Quarantine(state.root / "quarantine" / f"{ds}.parquet")
-    quarantine.path.parent.mkdir(exist_ok=True)
+    quarantine.path.parent.mkdir(parents=True, exist_ok=True)
     quarantine.path.unlink(missing_ok=True)
     for row in pins.quarantined:
         quarantine.add(*row)

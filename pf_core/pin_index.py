@@ -7,8 +7,6 @@ how it is read and searched; `index_build` makes it. A service holds the shards 
 
 import bisect
 import contextlib
-import os
-import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +18,7 @@ import pyarrow as pa
 
 from pf_core.atomic import MANIFEST, read_json
 from pf_core.contracts import PipelineError
+from pf_core.copies import fetched
 from pf_core.embeddings import index_dir
 from pf_core.engine import bucket_of
 from pf_core.packing import command, read_arrow
@@ -43,7 +42,7 @@ class PinIndex:
     """The pins nearest to a vector, by inner product. Threads may share it; shards are loaded when they are needed."""
 
     def __init__(self, folder: Path, description: Manifest) -> None:
-        pins = read_arrow(folder / PINS)
+        pins = read_arrow(fetched(folder / PINS))
         self.folder, self.description = folder, description
         self.pin_ids: pa.ChunkedArray = pins["pin_id"]
         self.interests: pa.ChunkedArray = pins["interest"]
@@ -132,7 +131,7 @@ def load_shard(folder: Path, description: Manifest, number: int, *, ef: int) -> 
     path = shard_path(folder, number)
     graph = hnswlib.Index(space=SPACE, dim=description["embedding_dim"])
     try:
-        graph.load_index(str(path))
+        graph.load_index(str(fetched(path)))
     except RuntimeError as error:
         raise PipelineError(f"{path} cannot be read ({error}): is the disk full? Then re-run pin_index") from error
     if graph.get_current_count() != description["pins_of_shard"][number]:
@@ -155,11 +154,3 @@ def require_index(site: Site, ds: str) -> tuple[Manifest, Path]:
     if manifest is None:
         raise PipelineError(f"pin_index has no partition {ds}; make it with: {command('pin_index', ds)}")
     return manifest, index_dir(site, ds) / manifest["build"]
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """The same file under a second name; a copy where the file system has no hard links."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)

@@ -9,11 +9,11 @@ Whoever reads a release holds a lock on it, and nothing is removed under a reade
 
 import contextlib
 import fcntl
+import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from pf_core.packing import command
 from pf_core.pin_index import PinIndex
 from pf_core.redis_store import RedisStore
 from pf_core.site import Site
+from pf_core.storage import etag_of, is_remote, list_folder, remove_tree, sync, write_if_unchanged
 from pf_core.store import LmdbStore, UserStore
 
 POINTER = "current.json"
@@ -40,6 +41,8 @@ class Pointer:
     previous: tuple[str, ...] = ()
     """Those before it, oldest first."""
     withdrawn: tuple[str, ...] = ()
+    revision: int = 0
+    """Grows with every replacement, so that whoever looks sees that there was one."""
 
     def names(self) -> tuple[str, ...]:
         return (*self.published(), *self.withdrawn)
@@ -68,16 +71,30 @@ def read_pointer(site: Site) -> Pointer:
             f"{path} is damaged ({error}). The releases beside it are whole: remove the file, and publish again with: "
             f"{command('release', 'DAY')}"
         ) from error
-    return Pointer(current=content["current"], previous=previous, withdrawn=withdrawn)
+    return Pointer(
+        current=content["current"], previous=previous, withdrawn=withdrawn, revision=content.get("revision", 0)
+    )
 
 
 def replace_pointer(site: Site, pointer: Pointer) -> None:
     """The publication itself. Redis follows; should that fail, the next run mends it."""
     assert pointer.current is not None
-    write_json(pointer_path(site), asdict(pointer))
-    sync(release_root(site))
+    path, content = pointer_path(site), asdict(replace(pointer, revision=pointer.revision + 1))
+    if is_remote(path):
+        _replace_object(path, content, revision=pointer.revision)
+    else:
+        write_json(path, content)
+        sync(release_root(site))
     with opened_store(site, release_root(site) / pointer.current) as store:
         store.announce()
+
+
+def _replace_object(path: Path, content: dict[str, Any], *, revision: int) -> None:
+    """On the condition that it is still what we read: a lease may have been lost without our knowing."""
+    stamp = etag_of(path)
+    is_ours = (read_json(path).get("revision", 0) if stamp is not None else 0) == revision
+    if not (is_ours and write_if_unchanged(path, json.dumps(content, indent=1, sort_keys=True), stamp)):
+        raise PipelineError(f"{path} was replaced by another run meanwhile. Nothing was published: re-run")
 
 
 def day_and_number(release: str) -> tuple[str, int]:
@@ -90,7 +107,7 @@ def day_and_number(release: str) -> tuple[str, int]:
 
 def release_folders(site: Site) -> list[Path]:
     """Of complete releases, whether the pointer names them or not."""
-    return sorted(path for path in release_root(site).iterdir() if RELEASE_ID.fullmatch(path.name))
+    return [path for path in list_folder(release_root(site)) if RELEASE_ID.fullmatch(path.name)]
 
 
 def next_id(site: Site, pointer: Pointer, ds: str) -> str:
@@ -144,8 +161,15 @@ def fault_of(site: Site, release: str) -> str | None:
     return None
 
 
-def hold(folder: Path) -> int:
-    """A descriptor: until it is closed, the release in the folder is not removed. FileNotFoundError if it has been."""
+def hold(folder: Path) -> int | None:
+    """A descriptor: until it is closed, the release in the folder is not removed. FileNotFoundError if it has been.
+
+    None of a release in object storage: who reads it has a copy of what he read, and the pointer's other releases stay.
+    """
+    if is_remote(folder):
+        if not (folder / DESCRIPTION).exists():
+            raise FileNotFoundError(f"no release in {folder}")
+        return None
     descriptor = os.open(folder / READERS, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     if not (folder / READERS).exists():  # it was being removed
@@ -158,7 +182,7 @@ def sweep(site: Site, kept: set[str] | None, progress: Callable[[str], None]) ->
     """Remove what crashes left behind and, if `kept` is given, every release but those kept and those being read."""
     for temporary in release_root(site).glob(f".{POINTER}.*.tmp"):
         temporary.unlink()
-    for folder in sorted(path for path in release_root(site).iterdir() if path.is_dir()):
+    for folder in (path for path in list_folder(release_root(site)) if path.is_dir()):
         is_unfinished = folder.name.startswith((BUILDING, DROPPING))
         is_old = kept is not None and folder.name not in kept and RELEASE_ID.fullmatch(folder.name)
         if not (is_unfinished or is_old):
@@ -175,6 +199,8 @@ def sweep(site: Site, kept: set[str] | None, progress: Callable[[str], None]) ->
 
 def _withdraw_from_readers(folder: Path) -> Path | None:
     """Rename a release so that nobody can open it any more; None if somebody has."""
+    if is_remote(folder):
+        return folder
     with (folder / READERS).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -188,13 +214,5 @@ def remove(site: Site, folder: Path) -> None:
     if (folder / DESCRIPTION).exists():
         with opened_store(site, folder) as store:
             store.drop()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def sync(path: Path) -> None:
-    """Make a file durable, or the names in a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        (folder / DESCRIPTION).unlink()  # first: without it, nobody takes the rest for a release
+    remove_tree(folder)

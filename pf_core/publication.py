@@ -5,7 +5,6 @@ build in its manifest when it is whole. What a pass does not publish, it removes
 """
 
 import contextlib
-import shutil
 import time
 import uuid
 from collections import Counter
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pf_core.atomic import exclusive, publish_build, start_build
 from pf_core.contracts import PipelineError
@@ -26,6 +24,7 @@ from pf_core.quarantine import Quarantine
 from pf_core.raw_actions import Manifest, partition_dir, positive_mask, write_bucket
 from pf_core.routing import Arrival, InputFile, Tally, day_number
 from pf_core.site import Site
+from pf_core.storage import read_parquet, remove_tree
 
 COUNTS = ("read", "kept", "users", "positive", "duplicates", "skipped", "sent", "received", "forgotten", "quarantined")
 
@@ -82,7 +81,7 @@ class Partitions:
         quarantine_file = quarantine.close()
         counts["quarantined"] = quarantine.by_reason.total()
         if counts["quarantined"] and counts["quarantined"] == counts["read"]:
-            first = pq.read_table(quarantine.path).slice(0, 1).to_pylist()[0]
+            first = read_parquet(quarantine.path).slice(0, 1).to_pylist()[0]
             raise PipelineError(
                 f"{ds}: not one of the {counts['read']:,} rows could be used. {first['source_file']}, "
                 f"row {first['row_number']}: {first['reason']}. Mend the mapping in the site file"
@@ -105,7 +104,7 @@ class Partitions:
         }
         self._started = time.monotonic()
         for lost in day.build.glob(".*"):  # attempts at a bucket whose machine died
-            shutil.rmtree(lost, ignore_errors=True)
+            remove_tree(lost)
         publish_build(day.build, manifest)
         day.is_published = True
         report(
@@ -117,7 +116,7 @@ class Partitions:
     def clean_up(self) -> None:
         for day in self.days.values():
             if not day.is_published:
-                shutil.rmtree(day.build, ignore_errors=True)
+                remove_tree(day.build)
 
 
 def _start_day(site: Site, ds: str) -> _Day:
@@ -126,19 +125,19 @@ def _start_day(site: Site, ds: str) -> _Day:
 
 
 @contextlib.contextmanager
-def making_partitions(site: Site, days: Sequence[str]) -> Iterator[tuple[Partitions, Path]]:
-    """The partitions and a scratch folder, which nobody else writes meanwhile; what is not published is removed."""
+def making_partitions(site: Site, days: Sequence[str], tmp: Path) -> Iterator[tuple[Partitions, Path]]:
+    """The partitions and a folder in `tmp`, which nobody else writes meanwhile; what is not published is removed."""
     with contextlib.ExitStack() as stack:
         for ds in days if site.source.actions.is_dated else ["."]:  # an undated log: more days than one may lock
             stack.enter_context(exclusive(partition_dir(site, ds), f"raw_actions {ds}"))
         for ds in days:
-            for leftover in (site.directory / "tmp").glob(f"raw_actions-{ds}-*"):  # of a run that was killed
-                shutil.rmtree(leftover, ignore_errors=True)
+            for leftover in tmp.glob(f"raw_actions-{ds}-*"):  # of a run that was killed
+                remove_tree(leftover)
         partitions = Partitions(site, days)
         stack.callback(partitions.clean_up)
-        scratch = site.directory / "tmp" / f"raw_actions-{days[0]}-{uuid.uuid4().hex}"  # a lost task knows the old one
+        scratch = tmp / f"raw_actions-{days[0]}-{uuid.uuid4().hex}"  # a lost task knows the old one
         scratch.mkdir(parents=True)
-        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        stack.callback(remove_tree, scratch)
         yield partitions, scratch
 
 

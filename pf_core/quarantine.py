@@ -1,6 +1,7 @@
 """Where rows go that cannot be used: a Parquet file with their file, row number, reason and content."""
 
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pf_core.contracts import QUARANTINE_SCHEMA
+from pf_core.copies import fetched
+from pf_core.storage import written
 
 _FLUSH_ROWS = 65_536
 
@@ -20,6 +23,7 @@ class Quarantine:
     held: list[tuple[str, int, str, str]] = field(default_factory=list)
     by_reason: Counter[str] = field(default_factory=Counter)
     writer: pq.ParquetWriter | None = None
+    place: ExitStack = field(default_factory=ExitStack)
 
     def add(self, file: Path | str, row_number: int, reason: str, raw: str) -> None:
         self.held.append((str(file), row_number, reason, raw))
@@ -29,7 +33,7 @@ class Quarantine:
 
     def absorb(self, path: Path) -> None:
         """Add what another one wrote."""
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(fetched(path)) as file:
             for batch in file.iter_batches(batch_size=_FLUSH_ROWS):
                 self._write(pa.table(batch))
                 for count in batch["reason"].value_counts().to_pylist():
@@ -42,7 +46,8 @@ class Quarantine:
             self.held = []
 
     def _write(self, rows: pa.Table) -> None:
-        self.writer = self.writer or pq.ParquetWriter(self.path, QUARANTINE_SCHEMA)
+        if self.writer is None:
+            self.writer = pq.ParquetWriter(self.place.enter_context(written(self.path)), QUARANTINE_SCHEMA)
         self.writer.write_table(rows)
 
     def close(self) -> str | None:
@@ -51,4 +56,5 @@ class Quarantine:
         if self.writer is None:
             return None
         self.writer.close()
+        self.place.close()
         return self.path.name

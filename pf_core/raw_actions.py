@@ -18,6 +18,7 @@ from pf_core.atomic import MANIFEST, read_json
 from pf_core.contracts import QUARANTINE_SCHEMA, PipelineError, id_arrow_type, raw_actions_schema
 from pf_core.site import Site
 from pf_core.source import Positive
+from pf_core.storage import path_of, read_parquet, written
 
 Manifest = dict[str, Any]
 
@@ -72,16 +73,18 @@ def write_bucket(build: Path, bucket: int, actions: pa.Table, site: Site) -> dic
             actions = actions.set_column(actions.schema.get_field_index(name), name, _by_name(actions[name]))
     # Sorted ids and times shrink to their differences, and LZ4 reads three times as fast as Zstandard.
     ascending = ["ts", "user_id"] if source.user_id.type == "int" else ["ts"]
-    pq.write_table(
-        actions.cast(raw_actions_schema(source.user_id.type, source.pin_id.type)),
-        path,
-        compression="lz4",
-        use_dictionary=["action_type", "surface"],
-        column_encoding=dict.fromkeys(ascending, "DELTA_BINARY_PACKED"),
-    )
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"name": path.name, "num_rows": actions.num_rows, "num_bytes": path.stat().st_size, "sha256": sha256}
+    with written(path) as local:
+        pq.write_table(
+            actions.cast(raw_actions_schema(source.user_id.type, source.pin_id.type)),
+            local,
+            compression="lz4",
+            use_dictionary=["action_type", "surface"],
+            column_encoding=dict.fromkeys(ascending, "DELTA_BINARY_PACKED"),
+        )
+        with local.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        num_bytes = local.stat().st_size
+    return {"name": path.name, "num_rows": actions.num_rows, "num_bytes": num_bytes, "sha256": sha256}
 
 
 def _by_name(column: pa.ChunkedArray) -> pa.DictionaryArray:
@@ -95,7 +98,7 @@ def read_quarantine(site: Site, ds: str) -> pa.Table:
     manifest = read_manifest(site, ds)
     if manifest is None or not manifest["quarantine_file"]:
         return QUARANTINE_SCHEMA.empty_table()
-    return pq.read_table(partition_dir(site, ds) / manifest["build"] / manifest["quarantine_file"])
+    return read_parquet(partition_dir(site, ds) / manifest["build"] / manifest["quarantine_file"])
 
 
 def positive_mask(actions: pa.Table, positive: Positive) -> np.ndarray:
@@ -128,7 +131,7 @@ def read_deletion_list(site: Site) -> pa.Array:
     """Ids of the users who asked to be forgotten, of the log's id type."""
     ids: set[int | str] = set()
     if site.deletion_list is not None:
-        path = Path(site.deletion_list)
+        path = path_of(site.deletion_list)
         if not path.is_file():
             raise PipelineError(f"deletion_list: no file at {path}; make an empty one if nobody asked to be forgotten")
         try:

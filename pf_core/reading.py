@@ -25,6 +25,7 @@ import pyarrow.parquet
 
 from pf_core.contracts import PipelineError
 from pf_core.source import DAY, Files
+from pf_core.storage import is_remote, reaching
 
 BLOCK_BYTES = 8 << 20
 BATCH_ROWS = 1 << 20
@@ -47,6 +48,9 @@ class RawBatch:
 def find_files(files: Files, root: Path, ds: str | None = None) -> list[Path]:
     """The files of a day (dated) or all files (undated), sorted by name; an empty list if there are none."""
     path = files.path.replace(DAY, ds) if ds is not None else files.path
+    if is_remote(root):
+        with reaching(root):
+            return sorted(match for match in root.glob(path) if match.is_file())
     pattern = str(Path(glob.escape(str(root))) / path)
     return sorted(Path(match) for match in glob.glob(pattern, recursive=True) if Path(match).is_file())
 
@@ -161,11 +165,18 @@ def _mark(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error("pf_core.mark", _mark)
 
 
+def _open_text(path: Path) -> pa.NativeFile:
+    if not is_remote(path):
+        return pa.input_stream(str(path), compression="detect")
+    compression = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}.get(path.suffix)
+    return pa.input_stream(pa.PythonFile(path.open("rb"), "r"), compression=compression)
+
+
 class _TextStream(io.RawIOBase):
     """A text file's bytes, decompressed; counts its lines, and marks bytes that are not UTF-8."""
 
     def __init__(self, path: Path) -> None:
-        self._stream = pa.input_stream(str(path), compression="detect")
+        self._stream = _open_text(path)
         self._decoder = codecs.getincrementaldecoder("utf-8")("pf_core.mark")
         self._num_ends, self._open_line = 0, False
         self.was_marked = False
@@ -282,7 +293,8 @@ def _read_lines(path: Path) -> Iterator[RawBatch]:
 
 
 def _read_parquet(path: Path, columns: Sequence[str], categories: Sequence[str]) -> Iterator[RawBatch]:
-    with pa.parquet.ParquetFile(path, read_dictionary=list(categories)) as file:
+    opened = path.open("rb") if is_remote(path) else path
+    with pa.parquet.ParquetFile(opened, read_dictionary=list(categories)) as file:
         _check_columns(path, file.schema_arrow.names, columns)
         next_row = 1
         held: list[pa.RecordBatch] = []

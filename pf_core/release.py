@@ -10,14 +10,12 @@ Users on the deletion list are left out even if the snapshot still has them, and
 
 import contextlib
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
-import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,7 +25,7 @@ from pf_core.contracts import PipelineError
 from pf_core.embeddings import digest_of, index_dir, matrix_of, release_root, snapshot_state
 from pf_core.engine import bucket_of
 from pf_core.packing import command
-from pf_core.pin_index import PinIndex, link_or_copy, require_index
+from pf_core.pin_index import PinIndex, require_index
 from pf_core.pointer import (
     BUILDING,
     DESCRIPTION,
@@ -43,11 +41,11 @@ from pf_core.pointer import (
     replace_pointer,
     store_of,
     sweep,
-    sync,
 )
 from pf_core.raw_actions import read_deletion_list
 from pf_core.site import Site
-from pf_core.state import Manifest
+from pf_core.state import Manifest, open_dataset
+from pf_core.storage import copy_tree, is_remote, make_durable, rename_folder, sync
 from pf_core.store import UserStore
 
 STORED_COLUMNS = ("user_id", "embedding", "model_version", "computed_ds")
@@ -81,6 +79,7 @@ def publish_release(site: Site, ds: str, *, progress: Callable[[str], None]) -> 
             current=manifest["release"],
             previous=pointer.published()[1 - site.serving.keep_releases :],
             withdrawn=pointer.withdrawn,
+            revision=pointer.revision,
         )
         replace_pointer(site, pointer)
         progress(
@@ -136,11 +135,12 @@ def _build(site: Site, draft: Manifest, progress: Callable[[str], None]) -> Mani
     root, started = release_root(site), time.monotonic()
     building = root / f"{BUILDING}{draft['release']}"
     try:
-        building.mkdir()
-        (building / READERS).touch()
+        if not is_remote(building):
+            building.mkdir()
+            (building / READERS).touch()
         write_json(building / DESCRIPTION, draft)  # from here on, a sweep knows where the users are
         _, index_build = require_index(site, draft["ds"])
-        shutil.copytree(index_build, building / "index", copy_function=_link_or_copy)
+        copy_tree(index_build, building / "index")
         stream = _Stream(site, draft, progress)
         with contextlib.closing(store_of(site, building, draft)) as store:
             store_started = time.monotonic()
@@ -156,9 +156,8 @@ def _build(site: Site, draft: Manifest, progress: Callable[[str], None]) -> Mani
             "seconds": round(time.monotonic() - started, 3),
         }
         write_json(building / DESCRIPTION, manifest)
-        for path in (*building.rglob("*"), building):
-            sync(path)
-        building.rename(root / draft["release"])
+        make_durable(building)
+        rename_folder(building, root / draft["release"])
         sync(root)
     except BaseException as error:
         with contextlib.suppress(PipelineError):  # then the next publication sweeps it away
@@ -170,10 +169,6 @@ def _build(site: Site, draft: Manifest, progress: Callable[[str], None]) -> Mani
             ) from error
         raise
     return manifest
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    link_or_copy(Path(source), Path(target))
 
 
 class _Stream:
@@ -218,7 +213,7 @@ class _Stream:
             yield pending.result()
 
     def _read(self, bucket: int) -> pa.Table:
-        dataset = lance.dataset(self._state.bucket_path(bucket), version=self._snapshot["versions"][bucket])
+        dataset = open_dataset(self._state.bucket_path(bucket), version=self._snapshot["versions"][bucket])
         return dataset.to_table(columns=list(STORED_COLUMNS))
 
     def _judge(self, bucket: int, rows: pa.Table) -> None:
@@ -317,11 +312,13 @@ def rollback(site: Site, *, to: str | None = None) -> Manifest:
         if target in published:
             position = published.index(target)
             withdrawn = (*pointer.withdrawn, *published[position + 1 :])
-            pointer = Pointer(current=target, previous=published[:position], withdrawn=withdrawn)
+            previous = published[:position]
         else:
             withdrawn = tuple(name for name in pointer.withdrawn if name != target)
-            pointer = Pointer(current=target, previous=published, withdrawn=withdrawn)
-        replace_pointer(site, pointer)
+            previous = published
+        replace_pointer(
+            site, Pointer(current=target, previous=previous, withdrawn=withdrawn, revision=pointer.revision)
+        )
         manifest: Manifest = read_json(release_root(site) / target / DESCRIPTION)
         return manifest
 
@@ -329,7 +326,11 @@ def rollback(site: Site, *, to: str | None = None) -> Manifest:
 def forget_users(site: Site, ids: pa.Array) -> dict[str, int]:
     """Delete users from the store of every release that is there; how many each one had."""
     with exclusive(release_root(site), "release"):
-        return {folder.name: _forget(site, folder, ids) for folder in release_folders(site)}
+        deleted = {folder.name: _forget(site, folder, ids) for folder in release_folders(site)}
+        pointer = read_pointer(site)
+        if pointer.current is not None and is_remote(release_root(site)):
+            replace_pointer(site, pointer)  # services have copies, and look for new ones when it changes
+        return deleted
 
 
 def _forget(site: Site, folder: Path, ids: pa.Array) -> int:

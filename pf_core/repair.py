@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pf_core.contracts import PipelineError, ds_range, parse_ds, shift_ds
 from pf_core.embeddings import embedding_state
 from pf_core.pin_features import pin_state
 from pf_core.raw_actions import bucket_files, ingested_days
 from pf_core.site import Site
+from pf_core.storage import read_parquet
 from pf_core.timelines import timeline_state
 
 
@@ -120,7 +120,7 @@ def _count_affected(site: Site, raw_days: list[str], embedding_days: list[str]) 
     files = [bucket_files(site, ds) for ds in raw_days]
     num_users = num_embeddings = 0
     for bucket in range(site.timelines.num_buckets):
-        ids = [pq.read_table(paths[bucket], columns=["user_id"])["user_id"] for paths in files if bucket in paths]
+        ids = [read_parquet(paths[bucket], columns=["user_id"])["user_id"] for paths in files if bucket in paths]
         if not ids:
             continue
         users = pa.chunked_array([chunk for column in ids for chunk in column.chunks]).unique()

@@ -23,12 +23,13 @@ from pf_core.quarantine import Quarantine
 from pf_core.reading import RawBatch, find_files, join_batches, read_file
 from pf_core.site import Site
 from pf_core.source import DAY
+from pf_core.storage import path_of, stamp_of
 
 DAY_US = 86_400_000_000
 TELL_EVERY_S = 5.0
 
 RoutedRows = tuple[pa.Table, np.ndarray]
-InputFile = dict[str, Any]  # path, num_bytes, modified_ns
+InputFile = dict[str, Any]  # path, num_bytes, changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ class Router:
         self.num_outside_site_days = 0
 
     def route(self, arrival: Arrival) -> Iterator[RoutedRows]:
-        files = [Path(file["path"]) for file in arrival.files]
+        files = [path_of(file["path"]) for file in arrival.files]
         if arrival.ds is not None:
             yield from self._route_dated(files, day_number(arrival.ds))
         else:
@@ -209,8 +210,8 @@ class Router:
 
 
 def _describe(file: Path) -> InputFile:
-    status = file.stat()
-    return {"path": str(file), "num_bytes": status.st_size, "modified_ns": status.st_mtime_ns}
+    path, num_bytes, changed = stamp_of(file)
+    return {"path": path, "num_bytes": num_bytes, "changed": changed}
 
 
 def day_number(ds: str) -> int:

@@ -4,7 +4,6 @@ Scores of two embedders can be compared if their `question` is the same: the sam
 are written as Parquet, one row for each (frequency, user), so that anybody can look into them.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pf_core.serving_config import Frequency
+from pf_core.storage import read_parquet, replaced
 
 BY_TYPE = "recall_at_10/"
 
@@ -47,9 +47,8 @@ class Scores:
     def write(self, path: Path) -> None:
         tables = [_to_table(self.user_ids, name, scores) for name, scores in self.frequencies.items()]
         said = {"question": self.question, "index_size": str(self.index_size)}
-        partial = path.with_name(f".{path.name}.tmp")
-        pq.write_table(pa.concat_tables(tables).replace_schema_metadata(said), partial, compression="zstd")
-        os.replace(partial, path)
+        with replaced(path) as partial:
+            pq.write_table(pa.concat_tables(tables).replace_schema_metadata(said), partial, compression="zstd")
 
 
 def recall_by_day(scores: Scores) -> dict[str, list[float]]:
@@ -64,7 +63,7 @@ def recall_by_day(scores: Scores) -> dict[str, list[float]]:
 
 
 def read_scores(path: Path) -> Scores:
-    table = pq.read_table(path)
+    table = read_parquet(path)
     said = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
     parts = {name: table.filter(pc.equal(table["frequency"], name)) for name in get_args(Frequency)}
     parts = {name: part for name, part in parts.items() if part.num_rows}

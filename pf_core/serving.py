@@ -11,6 +11,7 @@ a release does not have are an UnknownIdError: for a user, mostly one who came a
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,10 +28,15 @@ from pf_core.pin_index import PinIndex
 from pf_core.pointer import DESCRIPTION, hold, pointer_path, read_pointer, store_of
 from pf_core.site import Site
 from pf_core.state import Manifest
+from pf_core.storage import etag_of, is_remote
 from pf_core.store import Lookup
 
 Id = int | str
-Stamp = tuple[int, int, int]
+Stamp = tuple[int, int, int] | str
+
+
+LOOK_EVERY_S = 5.0
+"""At a pointer in object storage."""
 
 
 class UnknownIdError(PipelineError):
@@ -51,7 +57,8 @@ class Release:
     def __init__(self, site: Site, folder: Path) -> None:
         """FileNotFoundError if the release has been removed."""
         descriptor = hold(folder)
-        weakref.finalize(self, os.close, descriptor).atexit = False
+        if descriptor is not None:
+            weakref.finalize(self, os.close, descriptor).atexit = False
         self.manifest: Manifest = read_json(folder / DESCRIPTION)
         self._store = store_of(site, folder, self.manifest)
         self._index_folder = folder / "index"
@@ -126,7 +133,9 @@ class Serving:
     """The current release of a site, whenever it is asked for."""
 
     def __init__(self, site: Site) -> None:
-        self._site, self._pointer = site, os.fspath(pointer_path(site))
+        self._site, self._pointer = site, pointer_path(site)
+        self._file = None if is_remote(self._pointer) else os.fspath(self._pointer)
+        self._looked: tuple[float, Stamp] | None = None
         self._lock = threading.Lock()
         self._opened: tuple[Stamp, Release] | None = None
 
@@ -145,7 +154,8 @@ class Serving:
                 return self._opened
             current = read_pointer(self._site).current
             assert current is not None
-            if self._opened is not None and self._opened[1].manifest["release"] == current:
+            is_same = self._opened is not None and self._opened[1].manifest["release"] == current
+            if self._opened is not None and is_same and self._file is not None:  # a copy may be of before a deletion
                 self._opened = stamp, self._opened[1]
                 return self._opened
             try:
@@ -161,10 +171,24 @@ class Serving:
 
     def _stamp(self) -> Stamp:
         """Of the pointer file: it is always replaced, never written over."""
+        if self._file is None:
+            return self._remote_stamp()
         try:
-            status = os.stat(self._pointer)  # noqa: PTH116 (on every request: a Path costs more than the call)
+            status = os.stat(self._file)  # noqa: PTH116 (on every request: a Path costs more than the call)
         except FileNotFoundError:
-            raise PipelineError(
-                f"site {self._site.name} has no release yet; publish one with: {command('release', 'DAY')}"
-            ) from None
+            raise self._no_release() from None
         return status.st_ino, status.st_mtime_ns, status.st_size
+
+    def _remote_stamp(self) -> Stamp:
+        """Not on every request."""
+        if self._looked is None or time.monotonic() - self._looked[0] > LOOK_EVERY_S:
+            etag = etag_of(self._pointer)
+            if etag is None:
+                raise self._no_release()
+            self._looked = time.monotonic(), etag
+        return self._looked[1]
+
+    def _no_release(self) -> PipelineError:
+        return PipelineError(
+            f"site {self._site.name} has no release yet; publish one with: {command('release', 'DAY')}"
+        )

@@ -14,6 +14,7 @@ from pf_core.contracts import PipelineError
 from pf_core.hyperparameters import TrainingConfig
 from pf_core.serving_config import ServingConfig
 from pf_core.source import LearnedVectors, Source, Strict, ds_text
+from pf_core.storage import is_remote, local_dir, path_of
 
 
 class TimelineConfig(Strict):
@@ -65,6 +66,7 @@ class Site(Strict):
     start_ds: str
     end_ds: str | None = None
     data_dir: str = "../data"
+    """A folder, or s3://bucket/folder; so may be the logs' root and the deletion list."""
     deletion_list: str | None = None
     """A text file with one user id a line: those users leave and stay out. If it is named, it must exist."""
     source: Source
@@ -99,11 +101,18 @@ class Site(Strict):
     @property
     def directory(self) -> Path:
         """Where this site's assets lie."""
-        return Path(self.data_dir) / self.name
+        return path_of(self.data_dir) / self.name
+
+    @property
+    def workspace(self) -> Path:
+        """On this machine: where it works, and keeps what only it needs. If the assets lie on disk, beside them."""
+        if not is_remote(self.directory):
+            return self.directory
+        return local_dir() / f"{self.name}-{hashlib.sha256(self.data_dir.encode()).hexdigest()[:8]}"
 
     @property
     def log_root(self) -> Path:
-        return Path(self.source.root)
+        return path_of(self.source.root)
 
     def fingerprint(self) -> str:
         return hashlib.sha256(self.model_dump_json(exclude={"engine", "training", "serving"}).encode()).hexdigest()[:16]
@@ -128,11 +137,16 @@ def load_site(path: Path, *, environment: Mapping[str, str]) -> Site:
     folder = path.resolve().parent
     return site.model_copy(
         update={
-            "data_dir": str((folder / site.data_dir).resolve()),
-            "deletion_list": None if site.deletion_list is None else str((folder / site.deletion_list).resolve()),
-            "source": site.source.model_copy(update={"root": str((folder / site.source.root).resolve())}),
+            "data_dir": _from(folder, site.data_dir),
+            "deletion_list": None if site.deletion_list is None else _from(folder, site.deletion_list),
+            "source": site.source.model_copy(update={"root": _from(folder, site.source.root)}),
         }
     )
+
+
+def _from(folder: Path, path: str) -> str:
+    """A path as the site file has it, made absolute; a URL is."""
+    return str(path_of(path)) if "://" in path else str((folder / path).resolve())
 
 
 class _UniqueKeys(yaml.SafeLoader):

@@ -4,8 +4,7 @@ A day is the day before with the rows of user_embeddings[ds] on top: newest wins
 changed. On a day on which everyone was embedded (a new model, or a new start) it is those rows alone; users of the
 day before who are not among them have no timeline any more: they expire. Forgotten users leave in either case.
 
-A day's digest covers what it was merged from, the day before included: a day is refused as a base once anything that
-it rests on has changed.
+A day's digest covers what it was merged from, the day before included: no day is built on one that is out of date.
 """
 
 import math
@@ -26,7 +25,16 @@ from pf_core.contracts import INPUT_HASH, PipelineError, shift_ds
 from pf_core.embeddings import digest_of, embedding_state, find_fault, matrix_of, norms_of, snapshot_state
 from pf_core.engine import Engine, bucket_of
 from pf_core.site import Site
-from pf_core.state import ROW_ADDRESS, DailyState, Manifest, create_bucket, is_one_of, replace_rows, stream_batches
+from pf_core.state import (
+    ROW_ADDRESS,
+    DailyState,
+    Manifest,
+    create_bucket,
+    is_one_of,
+    open_dataset,
+    replace_rows,
+    stream_batches,
+)
 
 SAMPLED_USERS = 2048
 """At most so many refreshed users tell how far a day moved its users."""
@@ -215,7 +223,7 @@ class _Delta:
     norms: list[np.ndarray] = field(default_factory=list)
 
     def stream(self) -> pa.RecordBatchReader:
-        dataset = lance.dataset(self.task.delta_path, version=self.task.delta_version)
+        dataset = open_dataset(self.task.delta_path, version=self.task.delta_version)
         schema = dataset.schema.remove(dataset.schema.get_field_index(INPUT_HASH.name))
         return pa.RecordBatchReader.from_batches(schema, self._checked(stream_batches(dataset, schema.names)))
 
@@ -237,7 +245,7 @@ class _Delta:
 def _merge_bucket(task: _BucketTask) -> _Result:
     delta = _Delta(task=task)
     reader = delta.stream()
-    base = None if task.base_version is None else lance.dataset(task.path, version=task.base_version)
+    base = None if task.base_version is None else open_dataset(task.path, version=task.base_version)
     nobody = reader.schema.empty_table().select(ID_COLUMNS)
     known = nobody if base is None else base.to_table(columns=ID_COLUMNS, with_row_address=True)
     taken_in = create_bucket(task.path, reader) if task.is_whole else reader.read_all()

@@ -8,7 +8,6 @@ the versions that manifests name from being cleaned up.
 
 import contextlib
 import math
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,6 +23,7 @@ from lance.fragment import write_fragments
 from pf_core.atomic import exclusive, read_json, write_json
 from pf_core.contracts import PipelineError
 from pf_core.engine import Engine
+from pf_core.storage import remove_tree
 
 Manifest = dict[str, Any]
 BATCH_ROWS = 8192
@@ -69,7 +69,7 @@ class DailyState:
         return manifest
 
     def open_bucket(self, ds: str, bucket: int) -> lance.LanceDataset:
-        return lance.dataset(self.bucket_path(bucket), version=self.require(ds)["versions"][bucket])
+        return open_dataset(self.bucket_path(bucket), version=self.require(ds)["versions"][bucket])
 
     def publish(self, ds: str, versions: list[int], manifest: Manifest) -> Manifest:
         complete = {**manifest, "ds": ds, "num_buckets": self.num_buckets, "versions": versions}
@@ -99,7 +99,7 @@ class DailyState:
             self.manifest_path(ds).unlink()
         for path in self.root.glob("bucket-*.lance"):
             if path >= self.bucket_path(self.num_buckets):
-                shutil.rmtree(path)
+                remove_tree(path)
         tasks = [
             _Retention(str(self.bucket_path(bucket)), {ds: versions[bucket] for ds, versions in kept.items()})
             for bucket in range(self.num_buckets)
@@ -129,18 +129,22 @@ def _retain_bucket(task: _Retention) -> int:
     return int(dataset.cleanup_old_versions(older_than=timedelta(0), error_if_tagged_old_versions=False).bytes_removed)
 
 
+def open_dataset(path: Path, *, version: int) -> lance.LanceDataset:
+    return lance.dataset(str(path), version=version)
+
+
 def create_bucket(path: Path, rows: pa.Table | pa.RecordBatchReader) -> lance.LanceDataset:
     """A dataset, or a new version of one, that holds just these rows; what it held before stays readable."""
     path.parent.mkdir(parents=True, exist_ok=True)
     batches = _independent_batches(rows) if isinstance(rows, pa.Table) else rows
-    return lance.write_dataset(batches, path, mode="overwrite" if path.exists() else "create")
+    return lance.write_dataset(batches, str(path), mode="overwrite" if path.exists() else "create")
 
 
 def advance_bucket(
     path: Path, *, base_version: int, upserts: pa.Table, deleted_ids: pa.Array, key: str, compact_after: int
 ) -> lance.LanceDataset:
     """The dataset as of `base_version`, with rows replaced or added by `key` and others deleted, as new head."""
-    base = lance.dataset(path, version=base_version)
+    base = open_dataset(path, version=base_version)
     known = base.to_table(columns=[key], with_row_address=True)
     gone = pc.is_in(known[key], pa.chunked_array([*upserts[key].chunks, deleted_ids]))
     return replace_rows(base, gone=known[ROW_ADDRESS].filter(gone), rows=upserts, compact_after=compact_after)

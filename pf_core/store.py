@@ -12,7 +12,6 @@ or after it. `redis_store.py` has the store for many machines.
 
 import hashlib
 import os
-import shutil
 import threading
 import weakref
 from collections import Counter
@@ -28,8 +27,10 @@ import numpy as np
 import pyarrow as pa
 
 from pf_core.contracts import PipelineError
+from pf_core.copies import fetched
 from pf_core.embeddings import matrix_of
 from pf_core.engine import bucket_of
+from pf_core.storage import is_remote, remove_tree, scratch_dir, upload
 
 MAX_KEY_BYTES = 511
 """LMDB's limit."""
@@ -38,6 +39,8 @@ MAX_READERS = 4096
 COMMIT_BYTES = 8 << 20
 """Of values in one LMDB transaction or one Redis pipeline: what is held beside the bucket."""
 DAY_BYTES = 4
+DATA = "data.mdb"
+"""LMDB's name for its file."""
 Item = TypeVar("Item")
 EPOCH = date(1970, 1, 1)
 
@@ -195,13 +198,13 @@ _environments = _Environments()
 
 
 def _open_environment(path: Path) -> lmdb.Environment:
-    if not (path / "data.mdb").exists():
+    if not (path / DATA).exists():
         raise FileNotFoundError(f"no store in {path}")
     try:
         environment = lmdb.open(
             str(path),
             create=False,
-            readonly=not os.access(path / "data.mdb", os.W_OK),
+            readonly=not os.access(path / DATA, os.W_OK),
             map_size=0,  # as it was built, so that no process ever has to map it anew
             max_readers=MAX_READERS,
             readahead=False,  # users are looked up at random
@@ -216,16 +219,24 @@ def _open_environment(path: Path) -> lmdb.Environment:
 
 class LmdbStore:
     def __init__(self, path: Path, *, num_buckets: int, embedding_dim: int) -> None:
-        self._path, self._num_buckets, self._embedding_dim = path.resolve(), num_buckets, embedding_dim
+        self._path, self._num_buckets, self._embedding_dim = path, num_buckets, embedding_dim
         self._lock = threading.Lock()
         self._environment: lmdb.Environment | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def build(self, buckets: Iterable[tuple[int, pa.Table]], *, num_users: int) -> None:
-        shutil.rmtree(self._path, ignore_errors=True)
-        self._path.mkdir(parents=True)
+        remove_tree(self._path)
+        if is_remote(self._path):
+            with scratch_dir("store") as folder:
+                self._fill(folder, buckets, num_users=num_users)
+                upload(folder / DATA, self._path / DATA)
+        else:
+            self._path.mkdir(parents=True)
+            self._fill(self._path, buckets, num_users=num_users)
+
+    def _fill(self, folder: Path, buckets: Iterable[tuple[int, pa.Table]], *, num_users: int) -> None:
         environment = lmdb.open(
-            str(self._path), map_size=self._map_size(num_users), sync=False, metasync=False, meminit=False
+            str(folder), map_size=self._map_size(num_users), sync=False, metasync=False, meminit=False
         )
         try:
             for bucket, keys, values in _one_ahead(self._encoded(buckets)):
@@ -257,8 +268,9 @@ class LmdbStore:
     def _opened(self) -> lmdb.Environment:
         with self._lock:
             if self._environment is None:
-                self._environment = _environments.take(self._path)
-                self._finalizer = weakref.finalize(self, _environments.give_back, self._path)
+                local = fetched(self._path).resolve()
+                self._environment = _environments.take(local)
+                self._finalizer = weakref.finalize(self, _environments.give_back, local)
                 self._finalizer.atexit = False
             return self._environment
 
@@ -275,16 +287,21 @@ class LmdbStore:
         keys = _lmdb_keys(ids, bucket_of(ids, self._num_buckets))
         try:
             with self._opened().begin(write=True) as transaction:
-                return sum(transaction.delete(key) for key in keys.tolist())
+                num_deleted = sum(transaction.delete(key) for key in keys.tolist())
         except lmdb.Error as error:
             raise PipelineError(f"users cannot be deleted from {self._path}: {error}") from error
+        if num_deleted and is_remote(self._path):  # so far, from a copy
+            with scratch_dir("store") as folder:
+                self._opened().copy(str(folder))
+                upload(folder / DATA, self._path / DATA)
+        return num_deleted
 
     def announce(self) -> None:
         pass
 
     def drop(self) -> None:
         self.close()
-        shutil.rmtree(self._path, ignore_errors=True)
+        remove_tree(self._path)
 
     def close(self) -> None:
         with self._lock:

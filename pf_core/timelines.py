@@ -17,7 +17,6 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pf_core.assembly import Bounds, assemble, find_fault, flatten
 from pf_core.contracts import (
@@ -31,7 +30,8 @@ from pf_core.contracts import (
 from pf_core.engine import Engine, bucket_of
 from pf_core.raw_actions import bucket_files, raw_digest, read_manifest
 from pf_core.site import Site
-from pf_core.state import DailyState, Manifest, advance_bucket, create_bucket, take_rows
+from pf_core.state import DailyState, Manifest, advance_bucket, create_bucket, open_dataset, take_rows
+from pf_core.storage import read_parquet
 
 SCAN_ABOVE_SHARE = 0.3
 """Of a bucket's users: from here on, reading all rows is faster than picking the active users' ones."""
@@ -217,7 +217,7 @@ def _build_bucket(task: _BucketTask) -> dict[str, Any]:
         dataset = create_bucket(task.path, new)
         old = removed = new.slice(0, 0)
     else:
-        base = lance.dataset(task.path, version=task.base_version)
+        base = open_dataset(task.path, version=task.base_version)
         known = base.to_table(columns=["user_id"])["user_id"].combine_chunks()
         old = _rows_of(base, known, actions["user_id"].unique())
         removed = _rows_of(base, known, task.forgotten)
@@ -266,7 +266,7 @@ def _read_actions(task: _BucketTask) -> tuple[pa.Table, int]:
     """The logs' rows without forgotten users, and how many of these were active on the day."""
     source = task.site.source.actions
     schema = raw_actions_schema(source.user_id.type, source.pin_id.type)
-    tables = [pq.read_table(path).cast(schema) for path in task.files]
+    tables = [read_parquet(path).cast(schema) for path in task.files]
     actions = pa.concat_tables(tables or [schema.empty_table()]).unify_dictionaries()
     if not len(task.forgotten):
         return actions, 0

@@ -9,7 +9,6 @@ process is the same code with a world of one.
 
 import json
 import math
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from pf_core.hyperparameters import OptimizerConfig, TrainConfig
 from pf_core.loss import Pairs, RetrievalLoss
 from pf_core.model import PinnerFormer
 from pf_core.ranks import Rank, gather_counts, join_ranks, sum_over_ranks
+from pf_core.storage import append_text, replace_text
 from pf_core.training_set import TrainingSet, open_training_set
 from pf_core.validation import HeldOut, ModelEmbedder
 
@@ -275,8 +275,7 @@ class _Run:
     def _record(self, step: int, values: dict[str, float]) -> None:
         self.metrics |= values
         if self.rank.is_first:
-            with (self.run_dir / "history.jsonl").open("a") as file:
-                file.write(json.dumps({"step": step, **values}) + "\n")
+            append_text(self.run_dir / "history.jsonl", json.dumps({"step": step, **values}) + "\n")
             self.observer.measure(step, values)
 
     def _say(self, message: str) -> None:
@@ -335,6 +334,4 @@ def _forget_after(history: Path, step: int) -> None:
     """Drop what an interrupted run measured beyond the checkpoint: it will be measured again."""
     lines = history.read_text().splitlines(keepends=True) if history.is_file() else []
     kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-    temporary = history.with_suffix(".tmp")
-    temporary.write_text("".join(kept))
-    os.replace(temporary, history)
+    replace_text(history, "".join(kept))

@@ -14,7 +14,6 @@ has mapped), but nobody can open it again.
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +24,13 @@ import pyarrow as pa
 
 from pf_core.atomic import MANIFEST, exclusive, publish_build, read_json, start_build, write_json
 from pf_core.contracts import PipelineError, ds_start_us, parse_ds, shift_ds
+from pf_core.copies import fetched
 from pf_core.engine import Engine
 from pf_core.packing import command, is_held_out, join_buckets, pack_buckets, read_arrow, write_pins
 from pf_core.pin_features import pin_state
 from pf_core.site import Site
 from pf_core.state import Manifest
+from pf_core.storage import is_remote, place, remove_tree, upload
 from pf_core.timelines import timeline_state
 
 __all__ = [
@@ -121,6 +122,7 @@ def open_training_set(path: Path) -> TrainingSet:
             f"no training set in {path}: it was never built, or a newer one has replaced it. "
             f"Make one with: {command('training_set')}"
         )
+    path = fetched(path)
     manifest = read_json(path / DESCRIPTION)
     return TrainingSet(
         path=path,
@@ -192,7 +194,7 @@ def build_training_set(site: Site, *, cut_ds: str | None, engine: Engine, progre
             manifest = _fill(build, site, cut_ds, engine, progress) | {"build": build.name}
             write_json(build / DESCRIPTION, manifest)
         except BaseException:
-            shutil.rmtree(build, ignore_errors=True)
+            remove_tree(build)
             raise
         publish_build(build, manifest)
     train, held_out = manifest["counts"]["train"], manifest["counts"]["held_out"]
@@ -204,9 +206,12 @@ def build_training_set(site: Site, *, cut_ds: str | None, engine: Engine, progre
 
 
 def _fill(build: Path, site: Site, cut_ds: str, engine: Engine, progress: Callable[[str], None]) -> Manifest:
-    """Write the files of a build; returns what is to be said of them."""
+    """Write the files of a build; returns what is to be said of them. What is appended to is on this machine."""
     timelines, pins = timeline_state(site).require(cut_ds), pin_state(site).require(cut_ds)
-    num_pins = write_pins(site, pins, build / "pins")
+    target = site.workspace / "training_set" / build.name
+    num_pins = write_pins(site, pins, target / "pins")
+    if is_remote(build):
+        upload(target / "pins" / "pin_id.arrow", build / "pins" / "pin_id.arrow")  # for all who pack
     if num_pins["candidates"] == 0:
         raise PipelineError(
             f"none of the {num_pins['pins']:,} pins of pin_features {cut_ds} is a candidate. Mend "
@@ -216,14 +221,16 @@ def _fill(build: Path, site: Site, cut_ds: str, engine: Engine, progress: Callab
     packed, vocabularies = pack_buckets(build, site, cut_ds, engine=engine, progress=progress)
     if timeline_state(site).require(cut_ds) != timelines:
         raise PipelineError(f"user_timelines {cut_ds} was built anew meanwhile; re-run: {command('training_set')}")
-    joined, time_origin_us = join_buckets(build, site, num_pins=num_pins["pins"], vocabularies=vocabularies)
-    shutil.rmtree(build / "parts")
+    joined, time_origin_us = join_buckets(build, target, site, num_pins=num_pins["pins"], vocabularies=vocabularies)
+    remove_tree(build / "parts")
     counts: dict[str, Any] = joined | num_pins
     counts["dropped"]["no_feature"] = packed["no_feature"]
     counts["users_left_out"] = packed["users"] - counts["train"]["users"] - counts["held_out"]["users"]
     counts["users_forgotten"] = packed["users_forgotten"]
     _refuse_if_useless(site, cut_ds, counts, vocabularies)
-    cut_us, files = ds_start_us(shift_ds(cut_ds, 1)), _digests(build)
+    cut_us, files = ds_start_us(shift_ds(cut_ds, 1)), _digests(target)
+    if is_remote(build):
+        place(target, build)
     content = json.dumps([files, vocabularies, cut_us], sort_keys=True)
     return {
         "cut_ds": cut_ds,

@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pf_core.atomic import read_json
 from pf_core.contracts import (
@@ -47,7 +45,8 @@ from pf_core.packing import command
 from pf_core.pin_features import content_name, pin_state
 from pf_core.raw_actions import bucket_files, raw_digest
 from pf_core.site import Site
-from pf_core.state import Manifest, create_bucket
+from pf_core.state import Manifest, create_bucket, open_dataset
+from pf_core.storage import read_parquet
 from pf_core.timelines import content_digest, read_bucket, timeline_state
 
 SAY_EVERY_S = 10.0
@@ -261,7 +260,7 @@ def _embed_bucket(task: _BucketTask) -> dict[str, Any]:
 def _active_users(task: _BucketTask) -> pa.Array:
     if task.actions is None:
         return pa.array([], id_arrow_type(task.site.source.actions.user_id.type))
-    user_ids = pq.read_table(task.actions, columns=["user_id"])["user_id"].unique()
+    user_ids = read_parquet(task.actions, columns=["user_id"])["user_id"].unique()
     return user_ids.filter(pc.invert(pc.is_in(user_ids, task.forgotten)))
 
 
@@ -272,7 +271,7 @@ def _vectors_before(
     vectors, is_reused = np.zeros((len(input_hash), dim), np.float16), np.zeros(len(input_hash), bool)
     if task.version_before is not None:
         columns = ["user_id", INPUT_HASH.name, "embedding"]
-        before = lance.dataset(task.path, version=task.version_before).to_table(columns=columns)
+        before = open_dataset(task.path, version=task.version_before).to_table(columns=columns)
         position = pc.index_in(sequences.user_ids, before["user_id"].combine_chunks()).fill_null(-1).to_numpy()
         rows = np.flatnonzero(position >= 0)
         rows = rows[before[INPUT_HASH.name].to_numpy()[position[rows]] == input_hash[rows]]

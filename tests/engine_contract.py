@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import pyarrow.parquet as pq
 
 from pf_core.contracts import ds_range
 from pf_core.embeddings import matrix_of, pin_embedding_state
@@ -12,6 +11,7 @@ from pf_core.pin_index import index_manifest
 from pf_core.raw_actions import bucket_files
 from pf_core.release import list_releases
 from pf_core.site import EngineConfig, Site
+from pf_core.storage import path_of, read_parquet, upload
 from pf_core.timelines import read_bucket
 from tests.daily import day, make_site, register_model, run, snapshot
 from tests.sites import START
@@ -20,8 +20,15 @@ LAST = day(5)
 NUM_BUCKETS = 5
 
 
-def run_daily_path(root: Path, engine: EngineConfig) -> dict[str, Any]:
+def run_daily_path(root: Path, engine: EngineConfig, *, bucket: str | None = None) -> dict[str, Any]:
     """A range of days from nothing, a rebuild of one, then a morning; and what came of it."""
+    site = contract_site(root, engine, bucket=bucket)
+    materialize_days(site, root)
+    return values_of(site)
+
+
+def contract_site(root: Path, engine: EngineConfig, *, bucket: str | None = None) -> Site:
+    """With logs and a model; with a bucket (s3://…), everything is there."""
     root.mkdir()
     site = make_site(
         root,
@@ -30,7 +37,26 @@ def run_daily_path(root: Path, engine: EngineConfig) -> dict[str, Any]:
         serving={"index": {"sample_users": 20, "num_shards": 3}},
     )
     site = site.model_copy(update={"engine": engine})
+    if bucket is not None:
+        site = moved_to(site, root, bucket)
     register_model(site)
+    return site
+
+
+def moved_to(site: Site, root: Path, bucket: str) -> Site:
+    """The site with its logs, its deletion list and all that it will write in object storage."""
+    for name in ("logs", "pins", "forget.txt"):
+        upload(root / name, path_of(f"{bucket}/source/{name}"))
+    return site.model_copy(
+        update={
+            "data_dir": f"{bucket}/data",
+            "deletion_list": f"{bucket}/source/forget.txt",
+            "source": site.source.model_copy(update={"root": f"{bucket}/source"}),
+        }
+    )
+
+
+def materialize_days(site: Site, root: Path) -> None:
     rebuild = {"ops": {"user_timelines": {"config": {"rebuild": True}}}}
     timelines = ("raw_actions", "pin_features", "user_timelines")
     (root / "dagster").mkdir()
@@ -41,7 +67,6 @@ def run_daily_path(root: Path, engine: EngineConfig) -> dict[str, Any]:
             run(site, instance, LAST),
         ):
             assert result.success, [event.step_failure_data.error for event in result.get_step_failure_events()]
-    return values_of(site)
 
 
 def values_of(site: Site) -> dict[str, Any]:
@@ -52,7 +77,7 @@ def values_of(site: Site) -> dict[str, Any]:
     assert index is not None
     return {
         "raw_actions": {
-            (ds, bucket): pq.read_table(path).to_pylist()
+            (ds, bucket): read_parquet(path).to_pylist()
             for ds in days
             for bucket, path in bucket_files(site, ds).items()
         },

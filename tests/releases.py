@@ -114,7 +114,7 @@ def write_index(site: Site, ds: str, version: int) -> Manifest:
         [dataset.version],
         {"model_version": model_of(version), "embedding_dim": DIM, "digest": digest_of({"version": version})},
     )
-    with LocalEngine(num_workers=1, memory_mb=256, temp_dir=site.directory / "tmp") as engine:
+    with LocalEngine(num_workers=1, memory_mb=256, temp_dir=site.workspace / "tmp") as engine:
         [manifest] = build_index_days(site, [ds], engine=engine, progress=silent)
     return manifest
 

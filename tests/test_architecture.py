@@ -13,6 +13,9 @@ REPOSITORY = Path(__file__).parents[1]
 STAGES = [
     *(
         "contracts",
+        "storage",
+        "copies",
+        "lease",
         "atomic",
         "source",
         "hyperparameters",
@@ -78,6 +81,7 @@ STAGES = [
 
 ALLOWED = {
     "pf_core": {
+        "botocore",
         "duckdb",
         "hnswlib",
         "lance",
@@ -90,6 +94,7 @@ ALLOWED = {
         "safetensors",
         "scipy",
         "torch",
+        "upath",
         "yaml",
     },
     "pf_core/world": {"numpy", "pyarrow"},

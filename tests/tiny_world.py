@@ -10,6 +10,7 @@ from pf_core.ingest import ingest_days
 from pf_core.pin_features import build_pin_features
 from pf_core.raw_actions import read_deletion_list
 from pf_core.site import Site, load_site
+from pf_core.storage import path_of, upload
 from pf_core.timelines import build_timelines
 from pf_core.training_set import build_training_set
 from pf_core.world.config import tiny
@@ -20,11 +21,13 @@ NUM_DAYS, EVALUATION_DAYS = 24, 7
 STEPS = {"optimizer": {"num_steps": 3}, "log_every": 1, "evaluate_every": 3, "checkpoint_every": 3}
 
 
-def make_tiny_site(root: Path, **training: Any) -> Site:
-    """Everything up to the training set; nothing is trained."""
+def make_tiny_site(root: Path, *, bucket: str | None = None, **training: Any) -> Site:
+    """Everything up to the training set; nothing is trained. With a bucket (s3://…), all of it is there."""
     world = tiny(num_days=NUM_DAYS)
     write_logs(world, root / "experiments_site", file_format="parquet")
-    site = load_site(EXPERIMENTS_SITE, environment={"PF_DATA_DIR": str(root)})
+    if bucket is not None:
+        upload(root / "experiments_site", path_of(f"{bucket}/experiments_site"))
+    site = load_site(EXPERIMENTS_SITE, environment={"PF_DATA_DIR": bucket or str(root)})
     chosen = {"preset": "tiny", "changes": STEPS, "launch": LaunchConfig(num_workers=0)} | training
     site = site.model_copy(
         update={

@@ -13,6 +13,7 @@ import pytest
 from pf_core.contracts import ds_range, shift_ds
 from pf_core.raw_actions import partition_dir, read_manifest
 from pf_core.timelines import timeline_state
+from tests.scattered import ScatteredEngine
 from tests.sites import START, SmallSite
 
 REPOSITORY = Path(__file__).parents[2]
@@ -21,15 +22,18 @@ OPTIONS: dict[str, Any] = {"timelines": {"num_buckets": 16}}
 STEP = """
 import sys
 from pathlib import Path
+from tests.scattered import ScatteredEngine
 from tests.sites import SmallSite
 site = SmallSite(Path(sys.argv[1]), {options})
+if {is_shared}:
+    site.engine = ScatteredEngine()
 site.{verb}([sys.argv[2]])
 """
 
 
-def kill_once(root: Path, verb: str, ds: str, is_half_done: Callable[[], bool]) -> bool:
+def kill_once(root: Path, verb: str, ds: str, is_half_done: Callable[[], bool], *, is_shared: bool = False) -> bool:
     """Run one step in a process of its own and kill it as soon as it is half done; False if it was faster."""
-    code = STEP.format(options=repr(OPTIONS), verb=verb)
+    code = STEP.format(options=repr(OPTIONS), verb=verb, is_shared=is_shared)
     process = subprocess.Popen([sys.executable, "-c", code, str(root), ds], cwd=REPOSITORY)
     while process.poll() is None:
         if is_half_done():
@@ -71,6 +75,26 @@ def test_killed_while_writing_raw_actions(site: SmallSite) -> None:
     [after] = site.ingest(DAYS[:1])
     assert after["files"] == before["files"]
     assert [path.name for path in folder.glob("build-*")] == [after["build"]]
+
+
+@pytest.mark.parametrize("left", ["tmp/raw_actions-*/.0*", "tmp/raw_actions-*/0*", "raw_actions/*/build-*/.*"])
+def test_killed_while_sharing_raw_actions(site: SmallSite, left: str) -> None:
+    """The driver, while files are being routed, when one is done, and while buckets are being written."""
+    [before] = site.ingest(DAYS[:1])
+    expected, directory = site.actions(DAYS[0]), site.site.directory
+    num_kills = sum(
+        kill_once(site.root, "ingest", DAYS[0], lambda: any(directory.glob(left)), is_shared=True) for _ in range(3)
+    )
+    assert num_kills >= 1
+    now = read_manifest(site.site, DAYS[0])
+    assert now is not None
+    assert now["files"] == before["files"]
+    assert site.actions(DAYS[0]) == expected
+    site.engine = ScatteredEngine()
+    [after] = site.ingest(DAYS[:1])
+    assert after["files"] == before["files"]
+    assert [path.name for path in partition_dir(site.site, DAYS[0]).glob("build-*")] == [after["build"]]
+    assert list((directory / "tmp").iterdir()) == []
 
 
 def test_killed_while_building_timelines(site: SmallSite) -> None:

@@ -403,7 +403,7 @@ def test_a_pack_that_was_interrupted_is_made_anew(
     folder = pin_state(site.site).root / "packed"
     assert list(folder.glob("v*")) == []
     path = pack_pins(site.site, manifest, lambda _: None)
-    assert sorted(entry.name for entry in folder.iterdir()) == [".lock", path.name]
+    assert sorted(entry.name for entry in folder.iterdir()) == [".lock", path.name, f"{path.name}.json"]
     assert len(open_pins(path).feature) == 10
 
 

@@ -230,7 +230,7 @@ def test_old_releases_go_and_the_newest_stay(site: Site) -> None:
     for version, ds in enumerate(DAYS):
         publish_day(site, ds, USERS[:50], version)
     assert folders(site) == ["2026-01-03.1", "2026-01-04.1", "2026-01-05.1"]
-    assert read_pointer(site) == Pointer(current="2026-01-05.1", previous=("2026-01-03.1", "2026-01-04.1"))
+    assert read_pointer(site) == Pointer(current="2026-01-05.1", previous=("2026-01-03.1", "2026-01-04.1"), revision=5)
     listed = [(manifest["release"], manifest["is_current"]) for manifest in list_releases(site)]
     assert listed == [("2026-01-05.1", True), ("2026-01-04.1", False), ("2026-01-03.1", False)]
 

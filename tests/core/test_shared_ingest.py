@@ -1,6 +1,7 @@
 """A day that machines share comes out as from one task: bytes, counts, rejects and errors."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from pf_core.atomic import rename_once
 from pf_core.contracts import ds_range, ds_start_us
 from pf_core.ingest import TASKS_PER_WORKER, _share_files
 from pf_core.routing import Arrival
+from pf_core.storage import placed_once
 from tests.ingestion import outcome, write_parts
 from tests.scattered import LostError, ScatteredEngine
 from tests.sites import START, Row, SmallSite
@@ -151,7 +153,7 @@ def test_a_long_range_is_shared_a_few_days_at_a_time(small_site: MakeSite, monke
     assert len(engine.num_tasks) == 2 * 2
 
 
-@pytest.mark.parametrize("step", ["write_json", "rename_once", "make_bucket"])
+@pytest.mark.parametrize("step", ["write_json", "placed_once", "make_bucket"])
 def test_a_machine_that_dies_changes_nothing(small_site: MakeSite, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Before its counts are written, after everything is done, and with a bucket written but not in its place."""
     site = small_site(path="logs/{ds}/*.parquet", late_days=1, timelines={"num_buckets": 5})
@@ -169,7 +171,17 @@ def test_a_machine_that_dies_changes_nothing(small_site: MakeSite, monkeypatch: 
             raise LostError
         return result
 
-    monkeypatch.setattr(ingest, step, die_sometimes)
+    @contextlib.contextmanager
+    def place_and_die_sometimes(target: Path) -> Iterator[Path]:
+        with placed_once(target) as folder:
+            yield folder
+        die_sometimes()
+
+    if step == "placed_once":
+        whole = bool
+        monkeypatch.setattr(ingest, step, place_and_die_sometimes)
+    else:
+        monkeypatch.setattr(ingest, step, die_sometimes)
     engine = ScatteredEngine()
     site.engine = engine
     assert outcome(site, DAYS) == alone

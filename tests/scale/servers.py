@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -88,6 +89,50 @@ def create_database(server: str, name: str) -> str:
         cursor.execute(f'CREATE DATABASE "{name}"')
     connection.close()
     return f"{server}/{name}"
+
+
+@contextlib.contextmanager
+def object_storage() -> Iterator[dict[str, str]]:
+    """A server that speaks S3; yields the environment variables by which its clients find it."""
+    port = free_port()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: is_listening(port), server, "the S3 server")
+        yield {
+            "AWS_ACCESS_KEY_ID": "pinnerformer-key",
+            "AWS_SECRET_ACCESS_KEY": "pinnerformer-secret",
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+    finally:
+        server.terminate()
+        server.wait(timeout=PATIENCE_S)
+
+
+def new_bucket(server: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """s3://…, with the clients' settings in the environment, and a cache of this test's own."""
+    from s3fs import S3FileSystem
+
+    from pf_core.storage import path_of
+
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PF_LOCAL_DIR", str(tmp_path / "this-machine"))
+    S3FileSystem.clear_instance_cache()  # of another test's server
+    bucket = f"s3://pf-{secrets.token_hex(6)}"
+    path_of(bucket).mkdir()
+    return bucket
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 class SparkCluster:
