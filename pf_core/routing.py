@@ -127,17 +127,22 @@ class Router:
         self, own: Tally, raw: pa.Table, positions: np.ndarray, reasons: list[str]
     ) -> tuple[np.ndarray, list[str]]:
         """Who asked to be forgotten is not remembered in the quarantine either."""
-        if not len(self._forgotten) or not len(positions):
-            return positions, reasons
-        users = raw[self._source.user_id.column].take(pa.array(positions)).cast(pa.string())
-        stay = ~pc.is_in(users, self._forgotten.cast(pa.string())).to_numpy(zero_copy_only=False)
+        stay = ~self._is_forgotten(raw, positions)
         own.counts["forgotten"] += int((~stay).sum())
         return positions[stay], [reason for reason, stays in zip(reasons, stay, strict=True) if stays]
+
+    def _is_forgotten(self, raw: pa.Table, positions: np.ndarray) -> np.ndarray:
+        """Of rows as the file has them, those of users who asked to be forgotten."""
+        if not len(self._forgotten) or not len(positions):
+            return np.zeros(len(positions), bool)
+        users = raw[self._source.user_id.column].take(pa.array(positions)).cast(pa.string())
+        return np.asarray(pc.is_in(users, self._forgotten.cast(pa.string())).to_numpy(zero_copy_only=False))
 
     def _route_undated(self, file: Path) -> Iterator[RoutedRows]:
         """Every row goes to its own day; a reject without a valid time goes with the nearest row before it."""
         last_day = -1
         waiting: list[list[Any]] = []  # rejects before the first row with a valid time
+        forgotten: set[int] = set()  # rows of users who asked to be: not remembered in the quarantine either
         for batch in self._read(file):
             mapped = self._mapper.map(batch.rows)
             row_day = mapped.ts_us // DAY_US
@@ -148,13 +153,18 @@ class Router:
                 last_day = int(days[-1])
             else:
                 days = np.array([last_day])
+            asked = mapped.rejected[self._is_forgotten(batch.rows, mapped.rejected)]
+            forgotten.update(batch.row_number[asked].tolist())
             waiting += [reject for _, *reject in rejected_rows([batch], batch.rows, mapped.rejected, mapped.reasons)]
             if last_day >= 0:
                 for number, reason, text in waiting:
                     own = self._own(int(days[np.searchsorted(numbers, number, side="right") - 1]))
                     if own is not None:
                         own.counts["read"] += 1
-                        own.quarantine.add(file, number, reason, text)
+                        if number in forgotten:
+                            own.counts["forgotten"] += 1
+                        else:
+                            own.quarantine.add(file, number, reason, text)
                 waiting = []
             self._count_days("skipped", row_day[mapped.skipped])
             self._count_days("read", row_day[mapped.skipped])

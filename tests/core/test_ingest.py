@@ -209,8 +209,9 @@ def test_forgotten_users_stay_out_and_are_counted(small_site: MakeSite) -> None:
         site.ingest(DAYS[:1])
 
 
-def test_forgotten_users_are_not_remembered_in_the_quarantine(small_site: MakeSite) -> None:
-    site = small_site()
+@pytest.mark.parametrize("path", ["logs/{ds}.parquet", "logs/*.parquet"])
+def test_forgotten_users_are_not_remembered_in_the_quarantine(small_site: MakeSite, path: str) -> None:
+    site = small_site(path=path)
     site.write_log(DAYS[0], [(1, "p", 1.0, "look"), (2, "p", 1.0, "dance"), (3, "p", 1.0, "dance")])
     (site.root / "forget.txt").write_text("2\n")
     [manifest] = site.ingest(DAYS[:1])

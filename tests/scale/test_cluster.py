@@ -1,4 +1,4 @@
-"""Nothing on any machine's disk that another needs: the daily path on a Spark cluster, with all data in object storage."""
+"""Nothing on any machine's disk that another needs: a Spark cluster, and all data in object storage."""
 
 from pathlib import Path
 
