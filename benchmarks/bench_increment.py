@@ -32,8 +32,9 @@ import pyarrow.parquet as pq
 from measuring import MEMORY_MB, NUM_WORKERS, num_buckets_for, report, say, working_directory, world_site
 
 from pf_core.contracts import TIMELINE_LISTS, ds_range, ds_start_us, shift_ds
-from pf_core.engine import LocalEngine, bucket_of
+from pf_core.engine import LocalEngine
 from pf_core.ingest import ingest_days
+from pf_core.shuffle import bucket_of
 from pf_core.site import Site
 from pf_core.timelines import build_timelines, timeline_state
 

@@ -25,10 +25,11 @@ from measuring import measure, report, say, working_directory, world_site
 
 from pf_core.contracts import pin_embeddings_schema, user_embeddings_schema
 from pf_core.embeddings import column_of, pin_embedding_state, snapshot_state
-from pf_core.engine import LocalEngine, bucket_of
+from pf_core.engine import LocalEngine
 from pf_core.index_build import build_index_days
 from pf_core.pin_embeddings import read_vectors
 from pf_core.pin_index import PinIndex, require_index
+from pf_core.shuffle import bucket_of
 from pf_core.site import Site
 from pf_core.state import Manifest, create_bucket
 

@@ -28,10 +28,11 @@ from measuring import measure, num_buckets_for, report, say, working_directory, 
 
 from pf_core.contracts import ds_start, pin_embeddings_schema, shift_ds, user_embeddings_schema
 from pf_core.embeddings import column_of, digest_of, pin_embedding_state, release_root, snapshot_state
-from pf_core.engine import LocalEngine, bucket_of
+from pf_core.engine import LocalEngine
 from pf_core.index_build import build_index_days
 from pf_core.release import publish_release
 from pf_core.serving import Serving
+from pf_core.shuffle import bucket_of
 from pf_core.site import Site
 from pf_core.state import create_bucket
 

@@ -41,7 +41,8 @@ from measuring import (
 
 from pf_core.contracts import INPUT_HASH, TIMESTAMP, ds_start_us, shift_ds, user_embeddings_schema
 from pf_core.embeddings import column_of, embedding_state, snapshot_state
-from pf_core.engine import LocalEngine, bucket_of
+from pf_core.engine import LocalEngine
+from pf_core.shuffle import bucket_of
 from pf_core.site import Site
 from pf_core.snapshot import merge_days
 from pf_core.state import DailyState, Manifest, create_bucket

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pf_core.contracts import TIMELINE_LISTS, ds_start_us, shift_ds
-from pf_core.engine import rank_ids
+from pf_core.shuffle import rank_ids
 from pf_core.site import Site
 
 

@@ -7,9 +7,9 @@ import pyarrow.compute as pc
 
 from pf_core.assembly import find_fault
 from pf_core.contracts import ds_start_us, id_arrow_type
-from pf_core.engine import bucket_of
 from pf_core.pin_features import pin_state, read_pin_features
 from pf_core.raw_actions import raw_digest, read_manifest
+from pf_core.shuffle import bucket_of
 from pf_core.site import Site
 from pf_core.timelines import read_bucket, timeline_state
 

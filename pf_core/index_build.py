@@ -21,7 +21,7 @@ import pyarrow as pa
 from pf_core.atomic import MANIFEST, exclusive, publish_build, read_json, start_build, write_json
 from pf_core.contracts import PipelineError
 from pf_core.embeddings import digest_of, index_dir, matrix_of, pin_embedding_state, snapshot_state
-from pf_core.engine import Engine, bucket_of, report
+from pf_core.engine import Engine, report
 from pf_core.packing import command
 from pf_core.pin_embeddings import nearest_scores, sample_users
 from pf_core.pin_index import (
@@ -37,6 +37,7 @@ from pf_core.pin_index import (
     used,
 )
 from pf_core.search import ROUNDING
+from pf_core.shuffle import bucket_of
 from pf_core.site import Site
 from pf_core.state import Manifest
 from pf_core.storage import link_or_copy, make_durable, remove_tree, written

@@ -7,7 +7,7 @@ There are two ways to the same bytes. On one machine, a task takes whole days: i
 and writes. On an engine that spans machines, one day may be too large for any of them, so all share it in two steps:
 1. route: a task reads some of the files and flushes their rows, by day and bucket, to a scratch folder on the shared
    disk, with its counts and its rejects;
-2. gather: a task brings the parts of some buckets together, one bucket at a time, and writes them.
+2. gather: a task brings the parts of some buckets together, a few buckets at a time, and writes them.
 A lost task is started again. So that rows never count twice, a task works in a folder of its own attempt, and what it
 leaves gets its name by one rename, when it is whole.
 """
@@ -24,11 +24,12 @@ import pyarrow.parquet as pq
 
 from pf_core.atomic import read_json, write_json
 from pf_core.contracts import PipelineError, ds_range
-from pf_core.engine import Engine, LocalEngine, Shuffle, merge_parts, reporting_to
+from pf_core.engine import Engine, LocalEngine, reporting_to
 from pf_core.publication import BucketFile, Partitions, make_bucket, making_partitions
 from pf_core.quarantine import Quarantine
 from pf_core.raw_actions import Manifest
 from pf_core.routing import Arrival, Router, Tally, find_arrivals, num_days_complete
+from pf_core.shuffle import Shuffle, merge_parts
 from pf_core.site import Site
 from pf_core.storage import is_remote, placed_once, read_parquet, written
 
@@ -36,6 +37,8 @@ DAYS_SHARED_AT_A_TIME = 7
 """Of a dated log on a cluster: more would fill the scratch folder, fewer would read neighbours' files more often."""
 TASKS_PER_WORKER = 4
 """So that a worker with slow files does fewer tasks than the others."""
+BUCKETS_AT_A_TIME = 4
+"""Of a day, in a task's memory: every part is opened once for so many of them."""
 TALLY = "tally.json"
 
 
@@ -247,19 +250,21 @@ def _share_buckets(partitions: Partitions, parts: list[Path], num_tasks: int) ->
 
 
 def _gather_buckets(task: _Gather) -> list[BucketFile]:
-    """One bucket after the other; a second attempt writes the same bytes, and no reader ever sees half of them."""
+    """A few buckets at a time; a second attempt writes the same bytes, and no reader ever sees half of them."""
     files = []
-    for bucket in task.buckets:
-        merged = merge_parts(task.parts, task.first_group + bucket)
-        if merged is None:
-            continue
-        if is_remote(task.build):  # where a file appears when it is whole
-            files.append(make_bucket(task.site, task.ds, task.build, bucket, *merged))
-            continue
-        attempt = task.build / f".{uuid.uuid4().hex}"
-        attempt.mkdir()
-        file = make_bucket(task.site, task.ds, attempt, bucket, *merged)
-        os.replace(attempt / file.entry["name"], task.build / file.entry["name"])
-        attempt.rmdir()
-        files.append(file)
+    for start in range(0, len(task.buckets), BUCKETS_AT_A_TIME):
+        groups = [task.first_group + bucket for bucket in task.buckets[start : start + BUCKETS_AT_A_TIME]]
+        for group, actions, num_duplicates in merge_parts(task.parts, groups):
+            files.append(_put_bucket(task, group - task.first_group, actions, num_duplicates))
     return files
+
+
+def _put_bucket(task: _Gather, bucket: int, actions: pa.Table, num_duplicates: int) -> BucketFile:
+    if is_remote(task.build):  # where a file appears when it is whole
+        return make_bucket(task.site, task.ds, task.build, bucket, actions, num_duplicates)
+    attempt = task.build / f".{uuid.uuid4().hex}"
+    attempt.mkdir()
+    file = make_bucket(task.site, task.ds, attempt, bucket, actions, num_duplicates)
+    os.replace(attempt / file.entry["name"], task.build / file.entry["name"])
+    attempt.rmdir()
+    return file

@@ -19,9 +19,10 @@ import pyarrow.compute as pc
 
 from pf_core.contracts import TIMELINE_LISTS, PipelineError, ds_start_us, id_arrow_type, shift_ds
 from pf_core.copies import fetched
-from pf_core.engine import Engine, bucket_of
+from pf_core.engine import Engine
 from pf_core.pin_features import pin_state
 from pf_core.raw_actions import positive_mask, read_deletion_list
+from pf_core.shuffle import bucket_of
 from pf_core.site import Site
 from pf_core.state import Manifest, open_dataset, take_rows
 from pf_core.storage import remove_tree, written

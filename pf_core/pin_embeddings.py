@@ -29,11 +29,12 @@ from pf_core.embeddings import (
     pin_embedding_state,
     snapshot_state,
 )
-from pf_core.engine import Engine, bucket_of
+from pf_core.engine import Engine
 from pf_core.inference import ServedModel, choose_device, open_model, single_threaded
 from pf_core.model import PinnerFormer
 from pf_core.packing import command, finite_features, pins_by_id
 from pf_core.pin_features import content_name, pin_state
+from pf_core.shuffle import bucket_of
 from pf_core.site import Site
 from pf_core.state import DailyState, Manifest, create_bucket, open_dataset, take_rows
 

@@ -20,8 +20,8 @@ from pf_core.atomic import MANIFEST, read_json
 from pf_core.contracts import PipelineError
 from pf_core.copies import fetched
 from pf_core.embeddings import index_dir
-from pf_core.engine import bucket_of
 from pf_core.packing import command, read_arrow
+from pf_core.shuffle import bucket_of
 from pf_core.site import Site
 from pf_core.state import Manifest
 

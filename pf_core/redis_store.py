@@ -12,7 +12,7 @@ import pyarrow as pa
 import redis
 
 from pf_core.contracts import PipelineError
-from pf_core.engine import bucket_of
+from pf_core.shuffle import bucket_of
 from pf_core.store import Lookup, Values, decode_values, portions
 
 TIMEOUT_S = 10.0

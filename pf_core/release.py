@@ -23,7 +23,6 @@ import pyarrow.compute as pc
 from pf_core.atomic import exclusive, read_json, relying_on, write_json
 from pf_core.contracts import PipelineError
 from pf_core.embeddings import digest_of, index_dir, matrix_of, release_root, snapshot_state
-from pf_core.engine import bucket_of
 from pf_core.packing import command
 from pf_core.pin_index import PinIndex, require_index
 from pf_core.pointer import (
@@ -43,6 +42,7 @@ from pf_core.pointer import (
     sweep,
 )
 from pf_core.raw_actions import read_deletion_list
+from pf_core.shuffle import bucket_of
 from pf_core.site import Site
 from pf_core.state import Manifest, open_dataset
 from pf_core.storage import copy_tree, is_remote, make_durable, rename_folder, sync

@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pf_core.contracts import PipelineError, ds_range, ds_start_us, shift_ds
-from pf_core.engine import bucket_of, report
+from pf_core.engine import report
 from pf_core.mapping import ActionMapper, rejected_rows
 from pf_core.quarantine import Quarantine
 from pf_core.reading import RawBatch, find_files, join_batches, read_file
+from pf_core.shuffle import bucket_of
 from pf_core.site import Site
 from pf_core.source import DAY
 from pf_core.storage import path_of, stamp_of

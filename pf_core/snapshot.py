@@ -23,7 +23,8 @@ import pyarrow.compute as pc
 from pf_core.atomic import relying_on
 from pf_core.contracts import INPUT_HASH, PipelineError, shift_ds
 from pf_core.embeddings import digest_of, embedding_state, find_fault, matrix_of, norms_of, snapshot_state
-from pf_core.engine import Engine, bucket_of
+from pf_core.engine import Engine
+from pf_core.shuffle import bucket_of
 from pf_core.site import Site
 from pf_core.state import (
     ROW_ADDRESS,
@@ -213,9 +214,7 @@ class _Result:
 @dataclass(kw_only=True)
 class _Delta:
     """The day's rows of a bucket as they stream by: checked, without forgotten users; and what is noted of them.
-
-    A fault ends the stream. It is raised afterwards: an error within a stream would reach us as one of Lance's.
-    """
+    A fault ends the stream. It is raised afterwards: an error within a stream would reach us as one of Lance's."""
 
     task: _BucketTask
     fault: str | None = None

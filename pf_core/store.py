@@ -29,7 +29,7 @@ import pyarrow as pa
 from pf_core.contracts import PipelineError
 from pf_core.copies import fetched
 from pf_core.embeddings import matrix_of
-from pf_core.engine import bucket_of
+from pf_core.shuffle import bucket_of
 from pf_core.storage import is_remote, remove_tree, scratch_dir, upload
 
 MAX_KEY_BYTES = 511

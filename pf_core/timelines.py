@@ -27,8 +27,9 @@ from pf_core.contracts import (
     raw_actions_schema,
     shift_ds,
 )
-from pf_core.engine import Engine, bucket_of
+from pf_core.engine import Engine
 from pf_core.raw_actions import bucket_files, raw_digest, read_manifest
+from pf_core.shuffle import bucket_of
 from pf_core.site import Site
 from pf_core.state import DailyState, Manifest, advance_bucket, create_bucket, open_dataset, take_rows
 from pf_core.storage import read_parquet

@@ -29,7 +29,7 @@ from pf_core.contracts import (
 )
 from pf_core.embedding_plan import DayPlan, plan_day, refuse_if_too_many, refuse_stale_days_before
 from pf_core.embeddings import column_of, digest_of, embedding_state, find_fault, matrix_of
-from pf_core.engine import Engine, bucket_of, report
+from pf_core.engine import Engine, report
 from pf_core.inference import (
     ServedModel,
     UserSequences,
@@ -44,6 +44,7 @@ from pf_core.inference import (
 from pf_core.packing import command
 from pf_core.pin_features import content_name, pin_state
 from pf_core.raw_actions import bucket_files, raw_digest
+from pf_core.shuffle import bucket_of
 from pf_core.site import Site
 from pf_core.state import Manifest, create_bucket, open_dataset
 from pf_core.storage import read_parquet

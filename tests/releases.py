@@ -23,11 +23,12 @@ import redis
 
 from pf_core.contracts import IdType, ds_start, pin_embeddings_schema, user_embeddings_schema
 from pf_core.embeddings import column_of, digest_of, pin_embedding_state, snapshot_state
-from pf_core.engine import LocalEngine, bucket_of
+from pf_core.engine import LocalEngine
 from pf_core.index_build import build_index_days
 from pf_core.release import publish_release
 from pf_core.serving import Serving
 from pf_core.serving_config import ServingConfig
+from pf_core.shuffle import bucket_of
 from pf_core.site import Site
 from pf_core.state import Manifest, create_bucket
 from tests.sites import SmallSite

@@ -23,6 +23,7 @@ STAGES = [
         "site",
         "reading",
         "mapping",
+        "shuffle",
         "engine",
         "spark_engine",
     ),

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pf_core.contracts import ACTION_COLUMNS, CATEGORY, TIMESTAMP
-from pf_core.engine import LocalEngine, Shuffle, bucket_of, merge_parts, rank_ids, report, sort_actions
+from pf_core.engine import LocalEngine, report
+from pf_core.shuffle import Shuffle, bucket_of, merge_parts, rank_ids, sort_actions
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -153,8 +154,8 @@ def test_parts_of_many_are_what_one_would_have_shuffled(
                 shuffle.add(table.slice(row, 1), group[row : row + 1])
             shuffle.flush()
             parts += shuffle.spilled
-        merged = {number: merge_parts(parts, number) for number in range(4)}
-    assert {n: (found[0].to_pylist(), found[1]) for n, found in merged.items() if found is not None} == expected
+        merged = {number: (found.to_pylist(), repeats) for number, found, repeats in merge_parts(parts, range(4))}
+    assert merged == expected
     assert memory_bytes == 1 or len(parts) <= num_tasks
 
 

@@ -22,12 +22,13 @@ from pf_core.contracts import (
     user_embeddings_schema,
 )
 from pf_core.embeddings import column_of, embedding_state, matrix_of, pin_embedding_state, snapshot_state
-from pf_core.engine import LocalEngine, bucket_of
+from pf_core.engine import LocalEngine
 from pf_core.hyperparameters import ModelConfig
 from pf_core.inference import ServedModel
 from pf_core.model import PinnerFormer
 from pf_core.pin_embeddings import BLOCK_ROWS, CHUNK_ROWS, embed_pin_days, nearest_scores, pin_tower, sample_users
 from pf_core.pin_features import pin_state
+from pf_core.shuffle import bucket_of
 from pf_core.site import Site
 from pf_core.state import Manifest, create_bucket
 

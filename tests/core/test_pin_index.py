@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from pf_core import pin_index
 from pf_core.contracts import IdType, PipelineError, ds_range, pin_embeddings_schema, user_embeddings_schema
 from pf_core.embeddings import column_of, index_dir, pin_embedding_state, snapshot_state
-from pf_core.engine import LocalEngine, bucket_of
+from pf_core.engine import LocalEngine
 from pf_core.index_build import build_index_days
 from pf_core.pin_index import PinIndex, index_manifest, merge_hits, require_index, search_shard
+from pf_core.shuffle import bucket_of
 from pf_core.site import Site
 from pf_core.state import Manifest, create_bucket
 

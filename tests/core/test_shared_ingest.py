@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from pf_core import ingest
-from pf_core.atomic import rename_once
 from pf_core.contracts import ds_range, ds_start_us
 from pf_core.ingest import TASKS_PER_WORKER, _share_files
 from pf_core.routing import Arrival
@@ -189,14 +188,13 @@ def test_a_machine_that_dies_changes_nothing(small_site: MakeSite, monkeypatch: 
 
 
 def test_of_two_attempts_at_once_the_first_stays(tmp_path: Path) -> None:
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "content").write_text(name)
-        rename_once(tmp_path / name, tmp_path / "whole")
+    target = tmp_path / "whole"
+    with placed_once(target) as second:
+        with placed_once(target) as first:
+            (first / "content").write_text("first")
+        (second / "content").write_text("second")
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
-    assert (tmp_path / "whole" / "content").read_text() == "first"
-    with pytest.raises(FileNotFoundError):
-        rename_once(tmp_path / "nothing", tmp_path / "whole")
+    assert (target / "content").read_text() == "first"
 
 
 def test_what_a_killed_run_left_is_removed(small_site: MakeSite) -> None:

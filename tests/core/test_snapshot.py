@@ -28,7 +28,7 @@ from pf_core.contracts import (
     user_embeddings_schema,
 )
 from pf_core.embeddings import column_of, digest_of, embedding_state, matrix_of, snapshot_state
-from pf_core.engine import bucket_of
+from pf_core.shuffle import bucket_of
 from pf_core.site import Site
 from pf_core.snapshot import MAX_DEAD_SHARE, merge_days, read_snapshot
 from pf_core.state import Manifest, create_bucket, replace_rows, take_rows

@@ -20,13 +20,14 @@ import torch
 from pf_core.checkpoint import save_model
 from pf_core.contracts import INPUT_HASH, PipelineError, ds_range, shift_ds, user_embeddings_schema
 from pf_core.embeddings import digest_of, embedding_state, matrix_of
-from pf_core.engine import LocalEngine, bucket_of
+from pf_core.engine import LocalEngine
 from pf_core.hyperparameters import choose
 from pf_core.inference import ServedModel
 from pf_core.model import PinnerFormer
 from pf_core.pin_features import build_pin_features
 from pf_core.raw_actions import read_deletion_list
 from pf_core.serving_config import ServingConfig
+from pf_core.shuffle import bucket_of
 from pf_core.user_embeddings import embed_days
 from tests.sites import START, Row, SmallSite
 
