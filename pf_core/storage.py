@@ -9,6 +9,7 @@ Credentials, region and endpoint come from AWS' own chain (environment, profile,
 
 import contextlib
 import errno
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -32,10 +33,9 @@ def path_of(text: str) -> Path:
         return Path(text)
     if not text.startswith(SCHEME):
         raise PipelineError(f"{text}: of object stores, {SCHEME}… is known (S3, and what speaks its protocol)")
-    try:
-        return cast("Path", UPath(text, use_listings_cache=False))  # other machines write there, too
-    except ImportError as error:
-        raise PipelineError(f"{text} needs s3fs: pip install 'pinnerformer[s3]'") from error
+    if importlib.util.find_spec("s3fs") is None:
+        raise PipelineError(f"{text} needs s3fs: pip install 'pinnerformer[s3]'")
+    return cast("Path", UPath(text, use_listings_cache=False))  # other machines write there, too
 
 
 def is_remote(path: Path) -> bool:
