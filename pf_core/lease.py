@@ -63,7 +63,9 @@ def shared_lease(folder: Path, otherwise: str) -> contextlib.AbstractContextMana
 
 @contextlib.contextmanager
 def _held(folder: Path, name: str, otherwise: str) -> Iterator[None]:
-    refusal = PipelineError(f"{otherwise} in {folder}; wait until it has ended, then re-run")
+    refusal = PipelineError(
+        f"{otherwise} in {folder}; wait until it has ended (if it was killed, {LEASE_S:.0f} s), then re-run"
+    )
     store, root = object_store(folder)
     with reaching(folder):
         lease = _take(store, f"{root}/{name}", _now(store, root))
