@@ -7,6 +7,7 @@ run on any engine.
 
 import contextlib
 import multiprocessing
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -125,6 +126,8 @@ class LocalEngine:
         if self._pool is None:
             # Lance and DuckDB run threads: a forked copy of them deadlocks, so workers start afresh.
             context = multiprocessing.get_context("spawn")
+            # Every thread of Lance's would have an arena of its own, and a worker a seventh more memory.
+            os.environ.setdefault("MALLOC_ARENA_MAX", "2")
             self._messages = context.SimpleQueue()
             self._pool = ProcessPoolExecutor(
                 self.num_workers, mp_context=context, initializer=_report_to, initargs=(self._messages,)
