@@ -55,7 +55,7 @@ def measure(function: Callable[..., Outcome], *arguments: Any) -> Measured[Outco
     sender.close()
     assert process.pid is not None
     try:
-        with _PeakMemory(process.pid) as peak:
+        with PeakMemory(process.pid) as peak:
             try:
                 seconds, outcome = receiver.recv()
             except EOFError:
@@ -79,7 +79,7 @@ def _cpu_of_children_s() -> float:
     return times.children_user + times.children_system
 
 
-def _family(pid: int) -> list[psutil.Process]:
+def family_of(pid: int) -> list[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -87,13 +87,16 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def _end(pid: int) -> None:
-    for process in _family(pid):
+    for process in family_of(pid):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 
 
-class _PeakMemory:
-    """Samples the memory of a process and its children in a thread; `bytes` is the largest sum seen."""
+class PeakMemory:
+    """Samples the memory of a process and its children in a thread; `bytes` is the largest sum seen.
+
+    Use it as a context manager. The process may be the one that it runs in.
+    """
 
     def __init__(self, pid: int) -> None:
         self.bytes = 0
@@ -102,14 +105,16 @@ class _PeakMemory:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def _watch(self) -> None:
-        while not self._ended.wait(1 / SAMPLES_PER_S):
+        is_over = False
+        while not is_over:  # at least once, however short it is
+            is_over = self._ended.wait(1 / SAMPLES_PER_S)
             total = 0
-            for process in _family(self._pid):
+            for process in family_of(self._pid):
                 with contextlib.suppress(psutil.NoSuchProcess):  # it ended between the two calls
                     total += process.memory_full_info().pss
             self.bytes = max(self.bytes, total)
 
-    def __enter__(self) -> "_PeakMemory":
+    def __enter__(self) -> "PeakMemory":
         self._thread.start()
         return self
 
