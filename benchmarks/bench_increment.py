@@ -167,7 +167,7 @@ class _Copy:
 
 
 def time_baseline(site: Site, base_ds: str, active: np.ndarray, engine: LocalEngine) -> float:
-    """Seconds of reading the rows that these users have in a day's timelines, and of writing them elsewhere; users who have none count nothing."""
+    """Seconds of reading the rows that these users have in a day's timelines, if any, and of writing them elsewhere."""
     state = timeline_state(site)
     versions = state.require(base_ds)["versions"]
     folder = site.directory / "baseline"

@@ -3,10 +3,10 @@
 An increment is timelines, embeddings of the active users, and their merge into the snapshot, for one day. The same
 number of users is active every day, drawn evenly, with four actions each.
 
-- **History.** 1, 30, 90 and 365 days before the day. The days before are built in bulk, and the last of them one by one,
-  so that the state is as worn as it would be. A timeline holds up to a year, and the active users' rows are written
-  anew: a longer history makes longer rows, and that is work. So two things are shown beside the growth itself: the
-  bare reading and writing of the same rows, with the same pool; and the same history with `max_actions` so low that
+- **History.** 1, 30, 90 and 365 days before the day. The days before are built in bulk, and the last of them one by
+  one, so that the state is as worn as it would be. A timeline holds up to a year, and the active users' rows are
+  written anew: a longer history makes longer rows, and that is work. So two things are shown beside the growth itself:
+  the bare reading and writing of the same rows, with the same pool; and the same history with `max_actions` so low that
   rows stop growing within a month, which leaves what the days themselves cost.
 - **Idle users.** The same active users among 1, 4 and 16 times as many idle ones, who were there once.
 
@@ -41,7 +41,7 @@ from scale_site import (
 from pf_core.contracts import ds_range, shift_ds
 from pf_core.engine import LocalEngine
 from pf_core.inference import ServedModel
-from pf_core.site import Site, TimelineConfig
+from pf_core.site import Site
 
 HISTORIES = (1, 30, 90, 365)
 IDLE_TIMES = (1, 4, 16)
@@ -51,7 +51,6 @@ NUM_WORN = 25
 CAPPED_ACTIONS = 8
 NUM_PINS = 10_000
 INCREMENT = ("user_timelines", "user_embeddings", "user_embedding_snapshot")
-STATE = ("user_timelines", "user_embeddings", "user_embedding_snapshot")
 MAX_GROWTH = 2
 
 
@@ -107,8 +106,6 @@ def time_increments(site: Site, served: ServedModel, logs: Logs, engine: LocalEn
 def prepare(folder: Path, logs: Logs, num_users: int, num_buckets: int, engine: LocalEngine) -> Site:
     size = Size(num_users=num_users, num_actions=0, num_pins=NUM_PINS, num_days=len(logs.days) - 1)
     site = make_site(folder, size, num_buckets=num_buckets)
-    kept = max(site.timelines.retention_days, len(logs.days))
-    site = site.model_copy(update={"timelines": TimelineConfig(num_buckets=num_buckets, retention_days=kept)})
     for name in ("raw_actions", "pin_features"):
         run_stage(name, Run(site=site, days=logs.days, served=write_model(folder)), engine)
     return site
@@ -132,7 +129,7 @@ def run_history(folder: Path, num_days: int, num_users: int, num_active: int, en
         capped = site.model_copy(update={"timelines": timelines})
         results.append(time_increments(capped, write_model(folder), logs, engine))
         tell(f"{num_days} days of history, {num_active:,} active of {num_users:,}, {max_actions:,} kept", results[-1])
-        for name in STATE:
+        for name in INCREMENT:
             shutil.rmtree(site.directory / name)
     return results
 

@@ -19,14 +19,23 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from measuring import MEMORY_MB, NUM_WORKERS, PeakMemory, family_of, measure, report, say, working_directory
-from scale_site import Run, Size, bytes_in, make_site, run_stage, wake_pool, write_logs, write_model
+from scale_site import Run, Size, bytes_in, make_site, pin_ids, run_stage, wake_pool, write_logs, write_model
 
 from pf_core.engine import Engine, LocalEngine
+from pf_core.packing import PIN_BATCH_ROWS, find_pins
+from pf_core.raw_actions import bucket_files
+from pf_core.site import Site
+from pf_core.timelines import read_bucket
 
 FULL = Size(num_users=100_000, num_actions=6_000_000, num_pins=20_000, num_days=30)
 QUICK = Size(num_users=2_000, num_actions=60_000, num_pins=2_000, num_days=5)
@@ -42,6 +51,10 @@ UNITS = {
 }
 """What a stage's cost is counted by."""
 LOGS_TO_STORE = [name for name in BACKFILL if UNITS[name] != "pin"]
+LOOKUP_PINS, QUICK_LOOKUP_PINS = 4_000_000, 20_000
+NUM_LOOKUPS = 3
+LOOKUP_ACTIONS = 1_000_000
+"""Of one bucket: 30k users with what the model reads of them."""
 MAX_GROWTH = 1.3
 MAX_MEMORY_GB = 6
 
@@ -59,19 +72,30 @@ class Stage:
     peak_gb: float
     num_bytes: int
     """By which the site grew on disk."""
+    written_bytes: int
+    """What was handed to the system to write, and may be gone again."""
     counts: dict[str, int]
 
 
 def cpu_s() -> float:
     """Processor time so far of this process and of its pool."""
     times = [process.cpu_times() for process in family_of(os.getpid())]
-    return sum(time.user + time.system for time in times)
+    return sum(one.user + one.system for one in times)
+
+
+def written_bytes() -> int:
+    """Bytes that this process and its pool have written so far."""
+    return sum(process.io_counters().write_chars for process in family_of(os.getpid()))
 
 
 def measure_stage(phase: str, name: str, run: Run, num_actions: int, engine: Engine) -> Stage:
-    bytes_before, cpu_before = bytes_in(run.site.directory), cpu_s()
+    bytes_before, cpu_before, written_before = bytes_in(run.site.directory), cpu_s(), written_bytes()
     with PeakMemory(os.getpid()) as peak:
         seconds, counts = run_stage(name, run, engine)
+    used_s, written = cpu_s() - cpu_before, written_bytes() - written_before
+    num_bytes = bytes_in(run.site.directory) - bytes_before
+    if (phase, name) == ("morning", "user_timelines"):
+        counts["rewritten_actions"] = num_rewritten(run.site, run.days[-1])
     if UNITS[name] == "action":
         num_units = num_actions
     elif phase == "morning" and name == "user_embedding_snapshot":
@@ -84,16 +108,49 @@ def measure_stage(phase: str, name: str, run: Run, num_actions: int, engine: Eng
         unit=UNITS[name],
         num_units=num_units,
         seconds=seconds,
-        cpu_s=cpu_s() - cpu_before,
+        cpu_s=used_s,
         peak_gb=peak.bytes / 1e9,
-        num_bytes=bytes_in(run.site.directory) - bytes_before,
+        num_bytes=num_bytes,
+        written_bytes=written,
         counts=counts,
     )
     say(
         f"{phase:9}{name:25}{seconds:9.2f} s {1e6 * seconds / num_units:9.2f} µs a {stage.unit:7}"
-        f"{num_units:>12,} {stage.num_bytes / 1e6:10.1f} MB {stage.peak_gb:6.2f} GB peak"
+        f"{num_units:>12,} {written / 1e6:10.1f} MB written, {num_bytes / 1e6:10.1f} MB more on disk, "
+        f"{stage.peak_gb:6.2f} GB peak"
     )
     return stage
+
+
+def num_rewritten(site: Site, ds: str) -> int:
+    """Actions of the rows that a day's timelines write anew: the whole timelines of its active users."""
+    total = 0
+    for bucket, path in bucket_files(site, ds).items():
+        active = pq.read_table(path, columns=["user_id"])["user_id"].unique()
+        timelines = read_bucket(site, ds, bucket, ["ts"], user_ids=active)
+        total += int(pc.sum(pc.list_value_length(timelines["ts"])).as_py() or 0)
+    return total
+
+
+def time_lookup(folder: Path, num_pins: int) -> float:
+    """Nanoseconds for each pin that a catalogue has more of finding the rows of the actions of one bucket."""
+    wanted = pin_ids(num_pins).take(pa.array(np.random.default_rng(0).integers(0, num_pins // 2, LOOKUP_ACTIONS)))
+    half_s, whole_s = (_time_lookup(folder / f"{num}.arrow", num, wanted) for num in (num_pins // 2, num_pins))
+    return 1e9 * (whole_s - half_s) / (num_pins - num_pins // 2)
+
+
+def _time_lookup(path: Path, num_pins: int, wanted: pa.Array) -> float:
+    ids = pin_ids(num_pins)
+    schema = pa.schema([("pin_id", ids.type)])
+    with pa.ipc.new_file(path, schema) as writer:
+        for batch in pa.table([ids], schema=schema).to_batches(max_chunksize=PIN_BATCH_ROWS):
+            writer.write_batch(batch)
+    times = []
+    for _ in range(NUM_LOOKUPS):
+        started = time.perf_counter()
+        find_pins(path, wanted)
+        times.append(time.perf_counter() - started)
+    return min(times)
 
 
 def run_size(size: Size, folder: Path, engine: Engine) -> list[Stage]:
@@ -157,6 +214,7 @@ def main() -> None:
         LocalEngine(num_workers=NUM_WORKERS, memory_mb=MEMORY_MB, temp_dir=root / "spill") as engine,
     ):
         wake_pool(engine)
+        lookup_ns = time_lookup(root, QUICK_LOOKUP_PINS if arguments.quick else LOOKUP_PINS)
         for divisor in sorted({1, *arguments.divide}, reverse=True):
             folder = Path(tempfile.mkdtemp(prefix="scale-", dir=root))
             try:
@@ -168,8 +226,9 @@ def main() -> None:
                     {"size": asdict(full.divided(done)), "stages": [asdict(stage) for stage in stages]}
                     for done, stages in results.items()
                 ]
-                arguments.json.write_text(json.dumps(sizes, indent=1))
+                arguments.json.write_text(json.dumps({"sizes": sizes, "pin_lookup_ns": lookup_ns}, indent=1))
     report_growth(results[arguments.divide[0]], results[1])
+    report("scale_pin_lookup", lookup_ns, "ns/pin")
 
 
 if __name__ == "__main__":

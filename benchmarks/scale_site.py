@@ -245,6 +245,10 @@ def wake(_: int) -> None:
     time.sleep(WAKE_S)
 
 
+def do_nothing(_: int) -> None:
+    """The smallest task, to see what an engine itself costs."""
+
+
 def wake_pool(engine: Engine) -> None:
     list(engine.map_buckets(wake, range(4 * engine.num_workers)))
 
