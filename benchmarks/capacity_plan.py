@@ -102,7 +102,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def short(number: float) -> str:
     """1.2k, 34M: three digits."""
-    for power, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for power, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= power:
             return f"{number / power:.3g}{letter}"
     return f"{number:.3g}"
