@@ -50,7 +50,7 @@ bench: setup  ## Every published ratio; about 45 minutes
 	$(BIN)/python benchmarks/run_all.py
 
 bench-scale: setup  ## 60M actions of 1M users, end to end; its figures are those of docs/scale.md
-	$(BIN)/python benchmarks/bench_scale.py --users 1000000 --actions 60000000 --pins 100000 --divide 10 6 60 --json docs/scale.json
+	$(BIN)/python benchmarks/bench_scale.py --users 1000000 --actions 60000000 --pins 100000 --divide 10 60 --json docs/scale.json
 	$(BIN)/python benchmarks/capacity_plan.py docs/scale.json
 
 clean:  ## Remove what the demo made; keeps .venv

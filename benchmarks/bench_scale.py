@@ -55,6 +55,8 @@ LOOKUP_PINS, QUICK_LOOKUP_PINS = 4_000_000, 20_000
 NUM_LOOKUPS = 3
 LOOKUP_ACTIONS = 1_000_000
 """Of one bucket: 30k users with what the model reads of them."""
+SAMPLES_PER_S = 4
+"""Of the memory: a sample walks through all pages, which takes its time of gigabytes."""
 MAX_GROWTH = 1.3
 MAX_MEMORY_GB = 6
 
@@ -90,7 +92,7 @@ def written_bytes() -> int:
 
 def measure_stage(phase: str, name: str, run: Run, num_actions: int, engine: Engine) -> Stage:
     bytes_before, cpu_before, written_before = bytes_in(run.site.directory), cpu_s(), written_bytes()
-    with PeakMemory(os.getpid()) as peak:
+    with PeakMemory(os.getpid(), samples_per_s=SAMPLES_PER_S) as peak:
         seconds, counts = run_stage(name, run, engine)
     used_s, written = cpu_s() - cpu_before, written_bytes() - written_before
     num_bytes = bytes_in(run.site.directory) - bytes_before

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from bench_inference import FEATURE_DIM
+from bench_scale import LOGS_TO_STORE
 from bench_training import model_flops
 
 from pf_core.hyperparameters import paper
@@ -125,6 +126,19 @@ def print_measured(figures: Figures) -> None:
             [*key, f"µs a {last['unit']}", *costs, f"{last['seconds']:.1f}", size, f"{last['peak_gb']:.2f}"],
         )
     print_table(["phase", "stage", "", *names, "s at the largest", "bytes a unit", "peak GB"], rows)
+
+
+def print_end_to_end(figures: Figures) -> None:
+    """The backfill without the pins, for an action: by the clock and in processor time."""
+    rows = []
+    for size in figures.sizes:
+        stages = [one for one in size["stages"] if one["phase"] == "backfill" and one["name"] in LOGS_TO_STORE]
+        seconds, cpu_s = (sum(stage[column] for stage in stages) for column in ("seconds", "cpu_s"))
+        num_actions, num_users = stages[0]["num_units"], size["size"]["num_users"]
+        costs = [f"{1e6 * used / num_actions:.1f}" for used in (seconds, cpu_s)]
+        peak = max(stage["peak_gb"] for stage in size["stages"])
+        rows.append([short(num_actions), short(num_users), f"{seconds:,.0f}", *costs, f"{peak:.2f}"])
+    print_table(["actions", "users", "s, raw logs to store", "µs an action", "core-µs an action", "peak GB"], rows)
 
 
 def print_fits(figures: Figures) -> None:
@@ -258,6 +272,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("figures", type=Path)
     figures = Figures(parser.parse_args().figures)
+    print_end_to_end(figures)
     print_measured(figures)
     print_fits(figures)
     print_plan(Plan(figures, Assumptions()))

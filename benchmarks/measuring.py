@@ -98,16 +98,16 @@ class PeakMemory:
     Use it as a context manager. The process may be the one that it runs in.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, *, samples_per_s: float = SAMPLES_PER_S) -> None:
         self.bytes = 0
-        self._pid = pid
+        self._pid, self._samples_per_s = pid, samples_per_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def _watch(self) -> None:
         is_over = False
         while not is_over:  # at least once, however short it is
-            is_over = self._ended.wait(1 / SAMPLES_PER_S)
+            is_over = self._ended.wait(1 / self._samples_per_s)
             total = 0
             for process in family_of(self._pid):
                 with contextlib.suppress(psutil.NoSuchProcess):  # it ended between the two calls
