@@ -23,6 +23,8 @@ from pf_core.hyperparameters import paper
 from pf_core.inference_cost import flops_per_user
 
 HOUR_S = 3600
+ROUNDED_UP = 0.9995
+"""From here on, three digits show the next power."""
 POSITIVES_PER_SEQUENCE = 32
 Key = tuple[str, str]
 
@@ -104,7 +106,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def short(number: float) -> str:
     """1.2k, 34M: three digits."""
     for power, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= power:
+        if number >= power * ROUNDED_UP:
             return f"{number / power:.3g}{letter}"
     return f"{number:.3g}"
 
