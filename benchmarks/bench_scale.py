@@ -28,7 +28,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from measuring import MEMORY_MB, NUM_WORKERS, PeakMemory, family_of, measure, report, say, working_directory
+from measuring import (
+    MEMORY_MB,
+    NUM_WORKERS,
+    PeakMemory,
+    cpu_so_far_s,
+    family_of,
+    measure,
+    report,
+    say,
+    working_directory,
+)
 from scale_site import Run, Size, bytes_in, make_site, pin_ids, run_stage, wake_pool, write_logs, write_model
 
 from pf_core.engine import Engine, LocalEngine
@@ -79,22 +89,16 @@ class Stage:
     counts: dict[str, int]
 
 
-def cpu_s() -> float:
-    """Processor time so far of this process and of its pool."""
-    times = [process.cpu_times() for process in family_of(os.getpid())]
-    return sum(one.user + one.system for one in times)
-
-
 def written_bytes() -> int:
     """Bytes that this process and its pool have written so far."""
     return sum(process.io_counters().write_chars for process in family_of(os.getpid()))
 
 
 def measure_stage(phase: str, name: str, run: Run, num_actions: int, engine: Engine) -> Stage:
-    bytes_before, cpu_before, written_before = bytes_in(run.site.directory), cpu_s(), written_bytes()
+    bytes_before, cpu_before, written_before = bytes_in(run.site.directory), cpu_so_far_s(), written_bytes()
     with PeakMemory(os.getpid(), samples_per_s=SAMPLES_PER_S) as peak:
         seconds, counts = run_stage(name, run, engine)
-    used_s, written = cpu_s() - cpu_before, written_bytes() - written_before
+    used_s, written = cpu_so_far_s() - cpu_before, written_bytes() - written_before
     num_bytes = bytes_in(run.site.directory) - bytes_before
     if (phase, name) == ("morning", "user_timelines"):
         counts["rewritten_actions"] = num_rewritten(run.site, run.days[-1])
