@@ -22,6 +22,8 @@ class TimelineConfig(Strict):
     window_days: int = Field(default=365, ge=1)
     max_actions: int = Field(default=10_000, ge=1)
     """Actions kept of one user, the newest ones."""
+    piece_actions: int = Field(default=64, ge=1)
+    """Of a user's actions, so many are stored together; of them all, a day writes at most so many anew."""
     retention_days: int = Field(default=60, ge=2)
     """Days whose state stays readable; older ones are dropped, and their files removed."""
     compact_after_fragments: int = Field(default=24, ge=2)

@@ -30,6 +30,7 @@ BATCH_ROWS = 8192
 READ_AHEAD_BYTES = 32 << 20
 ROW_ADDRESS = "_rowaddr"
 """Lance's name for where a row lies: the number of its fragment, and 32 bits of offset in it."""
+MAX_FRAGMENT_ROWS = 1 << 30
 FRAGMENT_SHIFT, OFFSET_MASK = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
@@ -161,8 +162,9 @@ def replace_rows(
     """A version of a dataset without the rows at some addresses, and with others: the new head; the base stays.
 
     New rows are a fragment of their own, and those that go are only marked as dead: this costs what changed. But
-    fragments and dead rows are a burden to readers, so beyond `compact_after` fragments, or with more dead rows than a
-    share of the living, the dataset is written anew, which comes to 1 / max_dead_share rows for each one that changed.
+    fragments and dead rows are a burden to readers. Beyond `compact_after` fragments the newest are merged, as many as
+    are together no larger than the one before them, so that what has long been there is seldom written again. With more
+    dead rows than a share of the living all are, which comes to 1 / max_dead_share rows for each one that changed.
     `merge_insert` would do the same for two to four times the time, because it carries whole rows through a join.
     """
     if len(gone) == 0 and rows.num_rows == 0:
@@ -181,19 +183,47 @@ def replace_rows(
     change = lance.LanceOperation.Update(removed_fragment_ids=removed, updated_fragments=updated, new_fragments=added)
     dataset = lance.LanceDataset.commit(base, change, read_version=base.version)
     fragments = dataset.get_fragments()
+    num_living = [fragment.count_rows() for fragment in fragments]
     num_dead = sum(fragment.num_deletions for fragment in fragments)
-    if len(fragments) > compact_after or num_dead > max_dead_share * dataset.count_rows():
-        dataset.optimize.compact_files()
+    if num_dead > max_dead_share * sum(num_living):
+        return _merge_fragments(dataset, fragments)
+    if len(fragments) > compact_after:
+        return _merge_fragments(dataset, fragments[_first_to_merge(num_living) :])
     return dataset
 
 
-def stream_batches(dataset: lance.LanceDataset, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _first_to_merge(num_rows: Sequence[int]) -> int:
+    """The newest fragments from here on are together no larger than the one before them. There are two at least."""
+    for first in range(len(num_rows) - 2, 0, -1):
+        if sum(num_rows[first:]) <= num_rows[first - 1]:
+            return first
+    return 0
+
+
+def _merge_fragments(
+    dataset: lance.LanceDataset, fragments: Sequence[lance.fragment.LanceFragment]
+) -> lance.LanceDataset:
+    """A version in which the living rows of these neighbouring fragments are one; the order of rows stays."""
+    batches = stream_batches(dataset, dataset.schema.names, fragments=fragments)
+    reader = pa.RecordBatchReader.from_batches(dataset.schema, batches)
+    merged = write_fragments(reader, dataset, mode="append", max_rows_per_file=MAX_FRAGMENT_ROWS)
+    group = lance.LanceOperation.RewriteGroup([fragment.metadata for fragment in fragments], merged)
+    change = lance.LanceOperation.Rewrite(groups=[group], rewritten_indices=[])
+    return lance.LanceDataset.commit(dataset, change, read_version=dataset.version)
+
+
+def stream_batches(
+    dataset: lance.LanceDataset,
+    columns: Sequence[str],
+    fragments: Sequence[lance.fragment.LanceFragment] | None = None,
+) -> Iterator[pa.RecordBatch]:
     """A scan in bounded memory: left to itself, Lance reads ahead by up to 2 GB."""
-    return dataset.to_batches(
+    return dataset.scanner(
         columns=list(columns),
         batch_size=BATCH_ROWS,
         io_buffer_size=READ_AHEAD_BYTES,
-    )
+        fragments=fragments,
+    ).to_batches()
 
 
 def take_rows(dataset: lance.LanceDataset, position: np.ndarray, columns: Sequence[str]) -> pa.Table:
@@ -204,6 +234,15 @@ def take_rows(dataset: lance.LanceDataset, position: np.ndarray, columns: Sequen
     if not len(position) or not any(fragment.num_deletions for fragment in dataset.get_fragments()):
         return dataset.take(position, columns=list(columns))
     address = dataset.to_table(columns=[], with_row_address=True)[ROW_ADDRESS].take(pa.array(position))
+    return take_addresses(dataset, address, columns)
+
+
+def take_addresses(
+    dataset: lance.LanceDataset, address: pa.Array | pa.ChunkedArray, columns: Sequence[str]
+) -> pa.Table:
+    """The rows at some addresses, in the order asked for."""
+    if not len(address):
+        return dataset.schema.empty_table().select(list(columns))
     found = dataset.to_table(columns=list(columns), filter=is_one_of(ROW_ADDRESS, address), with_row_address=True)
     return found.take(pc.index_in(address, found[ROW_ADDRESS])).select(list(columns))
 

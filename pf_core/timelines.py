@@ -1,15 +1,15 @@
 """user_timelines: one row a user, every action of the trailing window in ascending order, as of each day.
 
 A partition is a pure function of raw_actions over the window up to its day. The previous partition is only a
-cache of it: building a day touches the users who were active on it, and gives what a rebuild from the logs
-gives, value for value. For that, an idle user's row is left alone and the window is cut when it is read.
-Of a user with more than `max_actions` the newest are kept.
+cache of it: building a day touches the newest piece of each user who was active on it, and gives what a rebuild
+from the logs gives, value for value. For that, idle users and full pieces are left alone and the window is cut when
+they are read. Of a user with more than `max_actions` the newest are kept.
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,16 @@ from pf_core.contracts import (
     shift_ds,
 )
 from pf_core.engine import Engine
+from pf_core.pieces import cut_pieces, is_outdated, read_pieces, read_rows
 from pf_core.raw_actions import bucket_files, raw_digest, read_manifest
 from pf_core.shuffle import bucket_of
 from pf_core.site import Site
-from pf_core.state import DailyState, Manifest, advance_bucket, create_bucket, open_dataset, take_rows
+from pf_core.state import DailyState, Manifest, create_bucket, open_dataset, replace_rows
 from pf_core.storage import read_parquet
 
-SCAN_ABOVE_SHARE = 0.3
-"""Of a bucket's users: from here on, reading all rows is faster than picking the active users' ones."""
+STORED_AS = "pieces"
+MAX_DEAD_SHARE = 1.0
+"""Of a bucket's living rows: with more dead ones, it is written anew."""
 
 LENGTH_BINS = tuple(2**power for power in range(18))
 """Lower bounds of the histogram of actions per user: 1, 2, 4, … 131072."""
@@ -120,22 +122,26 @@ def read_bucket(
     columns: Sequence[str] = TIMELINE_LISTS,
     *,
     user_ids: pa.Array | None = None,
+    newest: int | None = None,
 ) -> pa.Table:
-    """A bucket's timelines as of ds, window cut, users without an action left out; row order is not fixed.
+    """A bucket's timelines as of ds, one row a user, by user_id; window cut, users without an action left out.
 
-    With `user_ids`, only those of these users.
+    With `user_ids`, only those of these users; with `newest`, no more than so many of a user's actions.
     """
     state = timeline_state(site)
     settings = state.require(ds)["settings"]
-    dataset, stored = state.open_bucket(ds, bucket), ["user_id", *dict.fromkeys((*columns, "ts"))]
-    if user_ids is None:
-        table = dataset.to_table(columns=stored)
-    else:
-        known = dataset.to_table(columns=["user_id"])["user_id"].combine_chunks()
-        table = _rows_of(dataset, known, user_ids, stored)
+    if settings.get("stored_as") != STORED_AS:
+        raise PipelineError(
+            f"user_timelines {ds} was stored by an older version. Build it from the logs: {_command(ds, rebuild=True)}"
+        )
     since_us = ds_start_us(shift_ds(ds, 1 - settings["window_days"]))
-    timelines = assemble(flatten(table), Bounds(since_us, settings["max_actions"]))
-    return timelines.select(["user_id", *columns])
+    kept = settings["max_actions"] if newest is None else min(newest, settings["max_actions"])
+    bounds = Bounds(since_us, kept)
+    dataset = state.open_bucket(ds, bucket)
+    pieces = read_pieces(dataset, of=user_ids)
+    pieces = pieces.where(~is_outdated(pieces, bounds))
+    rows = read_rows(dataset, pieces, ["user_id", *dict.fromkeys((*columns, "ts"))])
+    return assemble(flatten(rows), bounds).select(["user_id", *columns])
 
 
 def content_digest(manifest: Manifest) -> str:
@@ -153,6 +159,7 @@ def _settings(site: Site) -> dict[str, Any]:
         "start_ds": site.start_ds,
         "window_days": timelines.window_days,
         "max_actions": timelines.max_actions,
+        "stored_as": STORED_AS,
     }
 
 
@@ -193,10 +200,6 @@ def _command(days: str, *, rebuild: bool = False) -> str:
     return f"dagster asset materialize --select user_timelines {which}{config} -m pf_assets.definitions"
 
 
-def _bounds(site: Site, ds: str) -> Bounds:
-    return Bounds(ds_start_us(window_start(site, ds)), site.timelines.max_actions)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _BucketTask:
     bucket: int
@@ -210,34 +213,69 @@ class _BucketTask:
 
 
 def _build_bucket(task: _BucketTask) -> dict[str, Any]:
-    """One bucket of one day. Its totals follow from those of the day before and from the rows that changed."""
-    bounds = _bounds(task.site, task.ds)
+    """One bucket of one day. Its totals follow from those of the day before and from the users who changed."""
+    timelines = task.site.timelines
+    bounds = Bounds(ds_start_us(window_start(task.site, task.ds)), timelines.max_actions)
     actions, num_active_forgotten = _read_actions(task)
     if task.base_version is None:
         new = _sound(assemble(actions, bounds), task)
-        dataset = create_bucket(task.path, new)
-        old = removed = new.slice(0, 0)
+        nothing_before = np.zeros(new.num_rows, np.int64)
+        rows = cut_pieces(new, first_piece=nothing_before, piece_actions=timelines.piece_actions)
+        dataset, change = create_bucket(task.path, rows), _Change(new=new, num_kept=nothing_before)
     else:
-        base = open_dataset(task.path, version=task.base_version)
-        known = base.to_table(columns=["user_id"])["user_id"].combine_chunks()
-        old = _rows_of(base, known, actions["user_id"].unique())
-        removed = _rows_of(base, known, task.forgotten)
-        together = pa.concat_tables([flatten(old), actions.select(["user_id", *TIMELINE_LISTS])])
-        new = _sound(assemble(together, bounds), task)
-        dataset = advance_bucket(
-            task.path,
-            base_version=task.base_version,
-            upserts=new,
-            deleted_ids=removed["user_id"].combine_chunks(),
-            key="user_id",
-            compact_after=task.site.timelines.compact_after_fragments,
-        )
+        dataset, change = _advance_bucket(task, actions, bounds)
     stats: dict[str, Any] = {
         "bucket": task.bucket,
         "version": dataset.version,
         "fragments": len(dataset.get_fragments()),
     }
-    return stats | _statistics(task, old, removed, new) | {"active_users_forgotten": num_active_forgotten}
+    return stats | _statistics(task, change) | {"active_users_forgotten": num_active_forgotten}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Change:
+    """What a day changes in a bucket: lengths of the timelines that go, and the day's users."""
+
+    old_lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    removed_lengths: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    new: pa.Table
+    """Of each of them the actions that are written."""
+    num_kept: np.ndarray
+    """Beside these: the actions that stay where they are."""
+
+
+def _advance_bucket(task: _BucketTask, actions: pa.Table, bounds: Bounds) -> tuple[lance.LanceDataset, _Change]:
+    """The day before, with the day's actions added to the newest pieces of their users."""
+    assert task.base_version is not None
+    timelines, base = task.site.timelines, open_dataset(task.path, version=task.base_version)
+    active_ids = actions["user_id"].unique()
+    stored = read_pieces(base, of=pa.chunked_array([active_ids, task.forgotten]))
+    active, removed = stored.of(active_ids), stored.of(task.forgotten)
+    is_growing = active.is_newest & (active.num_actions < timelines.piece_actions)
+    growing, full = active.where(is_growing), active.where(~is_growing)
+    old = read_rows(base, growing, ["user_id", *TIMELINE_LISTS])
+    together = pa.concat_tables([flatten(old), actions.select(["user_id", *TIMELINE_LISTS])])
+    new = _sound(assemble(together, bounds), task)
+
+    def row_in_new(user_id: pa.Array) -> np.ndarray:
+        return pc.index_in(user_id, new["user_id"].combine_chunks()).to_numpy()
+
+    first_piece = np.zeros(new.num_rows, np.int64)
+    np.maximum.at(first_piece, row_in_new(full.user_id), full.piece + 1)
+    first_piece[row_in_new(growing.user_id)] = growing.piece
+    num_added = pc.list_value_length(new["ts"]).to_numpy()[row_in_new(full.user_id)]
+    outdated = is_outdated(full, bounds, num_added=num_added)
+    num_kept = np.zeros(new.num_rows, np.int64)
+    np.add.at(num_kept, row_in_new(full.user_id)[~outdated], full.num_actions[~outdated])
+    dataset = replace_rows(
+        base,
+        gone=pa.chunked_array([growing.address, full.address[outdated], removed.address]),
+        rows=cut_pieces(new, first_piece=first_piece, piece_actions=timelines.piece_actions),
+        compact_after=timelines.compact_after_fragments,
+        max_dead_share=MAX_DEAD_SHARE,
+    )
+    change = _Change(old_lengths=active.lengths(), removed_lengths=removed.lengths(), new=new, num_kept=num_kept)
+    return dataset, change
 
 
 def _sound(timelines: pa.Table, task: _BucketTask) -> pa.Table:
@@ -245,22 +283,6 @@ def _sound(timelines: pa.Table, task: _BucketTask) -> pa.Table:
     if fault is not None:
         raise PipelineError(f"user_timelines {task.ds}, bucket {task.bucket}: {fault}; nothing was published")
     return timelines
-
-
-def _rows_of(
-    dataset: lance.LanceDataset,
-    known: pa.Array,
-    user_ids: pa.Array,
-    columns: Sequence[str] = ("user_id", *TIMELINE_LISTS),
-) -> pa.Table:
-    """The stored rows of those of the users who have one."""
-    is_wanted = (
-        pc.is_in(known, user_ids).to_numpy(zero_copy_only=False) if len(user_ids) else np.zeros(len(known), bool)
-    )
-    position = np.flatnonzero(is_wanted)
-    if len(position) > len(known) * SCAN_ABOVE_SHARE:
-        return dataset.to_table(columns=list(columns)).take(pa.array(position))
-    return take_rows(dataset, position, columns)
 
 
 def _read_actions(task: _BucketTask) -> tuple[pa.Table, int]:
@@ -277,18 +299,21 @@ def _read_actions(task: _BucketTask) -> tuple[pa.Table, int]:
     return actions.filter(pc.invert(is_forgotten)), num_active
 
 
-def _statistics(task: _BucketTask, old: pa.Table, removed: pa.Table, new: pa.Table) -> dict[str, Any]:
+def _statistics(task: _BucketTask, change: _Change) -> dict[str, Any]:
+    """Of an idle user, and of the piece at the window's edge, actions count until a later day touches them."""
     base = task.base_stats or {"users": 0, "actions": 0, "lengths": [0] * len(LENGTH_BINS)}
-    today_us = ds_start_us(task.ds)
-    first, last = (_element(new["ts"], end) for end in ("first", "last"))
-    lengths = np.array(base["lengths"]) - _length_counts(old) - _length_counts(removed) + _length_counts(new)
+    today_us, max_actions = ds_start_us(task.ds), task.site.timelines.max_actions
+    first, last = (_element(change.new["ts"], end) for end in ("first", "last"))
+    new_lengths = change.num_kept + pc.list_value_length(change.new["ts"]).to_numpy()
+    gone = np.minimum(np.concatenate([change.old_lengths, change.removed_lengths]), max_actions)
+    come = np.minimum(new_lengths, max_actions)
     return {
-        "users": base["users"] - old.num_rows - removed.num_rows + new.num_rows,
-        "actions": base["actions"] - _num_actions(old) - _num_actions(removed) + _num_actions(new),
+        "users": base["users"] - len(gone) + len(come),
+        "actions": base["actions"] - int(gone.sum()) + int(come.sum()),
         "active_users": int((last >= today_us).sum()),
-        "new_users": int((first >= today_us).sum()),
-        "forgotten_users": removed.num_rows,
-        "lengths": lengths.tolist(),
+        "new_users": int(((first >= today_us) & (change.num_kept == 0)).sum()),
+        "forgotten_users": len(change.removed_lengths),
+        "lengths": (np.array(base["lengths"]) - _length_counts(gone) + _length_counts(come)).tolist(),
     }
 
 
@@ -300,12 +325,7 @@ def _element(lists: pa.ChunkedArray, end: str) -> np.ndarray:
     return values[offsets[:-1] if end == "first" else offsets[1:] - 1]
 
 
-def _num_actions(timelines: pa.Table) -> int:
-    return int(pc.sum(pc.list_value_length(timelines["ts"])).as_py() or 0)
-
-
-def _length_counts(timelines: pa.Table) -> np.ndarray:
-    lengths = pc.list_value_length(timelines["ts"]).to_numpy()
+def _length_counts(lengths: np.ndarray) -> np.ndarray:
     return np.bincount(np.searchsorted(LENGTH_BINS, lengths, side="right") - 1, minlength=len(LENGTH_BINS))
 
 

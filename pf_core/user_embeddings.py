@@ -31,6 +31,7 @@ from pf_core.embedding_plan import DayPlan, plan_day, refuse_if_too_many, refuse
 from pf_core.embeddings import column_of, digest_of, embedding_state, find_fault, matrix_of
 from pf_core.engine import Engine, report
 from pf_core.inference import (
+    PackedPins,
     ServedModel,
     UserSequences,
     choose_device,
@@ -223,11 +224,9 @@ class _BucketTask:
 def _embed_bucket(task: _BucketTask) -> dict[str, Any]:
     site, plan = task.site, task.plan
     active = _active_users(task)
-    timelines = read_bucket(site, plan.ds, task.bucket, user_ids=active if plan.mode == "active" else None)
-    timelines = timelines.filter(pc.invert(pc.is_in(timelines["user_id"], task.forgotten)))
     model, description = open_model(plan.served, choose_device(site.serving.device))
     pins = open_pins(task.pins)
-    sequences = cut_sequences(timelines, pins, description)
+    sequences = _read_sequences(task, active, pins, description)
     input_hash = hash_inputs(sequences, pins)
     vectors, is_reused = _vectors_before(task, sequences, input_hash, model.config.embedding_dim)
     changed = np.flatnonzero(~is_reused)
@@ -256,6 +255,25 @@ def _embed_bucket(task: _BucketTask) -> dict[str, Any]:
             "unknown_word": sequences.num_unknown_word,
         },
     }
+
+
+def _read_sequences(
+    task: _BucketTask, active: pa.Array, pins: PackedPins, description: dict[str, Any]
+) -> UserSequences:
+    """Of each user the newest actions, as many as the model reads; of those with unusable ones among them, all."""
+    user_ids, length = active if task.plan.mode == "active" else None, description["model"]["sequence_length"]
+    timelines = read_bucket(task.site, task.plan.ds, task.bucket, user_ids=user_ids, newest=length)
+    timelines = timelines.filter(pc.invert(pc.is_in(timelines["user_id"], task.forgotten)))
+    sequences = cut_sequences(timelines, pins, description)
+    may_have_more = pc.equal(pc.list_value_length(timelines["ts"]), length)
+    is_full = pc.is_in(timelines["user_id"], sequences.user_ids.filter(pa.array(sequences.lengths == length)))
+    has_older = pc.and_not(may_have_more, is_full)
+    if not pc.any(has_older).as_py():
+        return sequences
+    older_ids = timelines["user_id"].filter(has_older).combine_chunks()
+    whole = read_bucket(task.site, task.plan.ds, task.bucket, user_ids=older_ids)
+    together = pa.concat_tables([timelines.filter(pc.invert(has_older)), whole])
+    return cut_sequences(together, pins, description)
 
 
 def _active_users(task: _BucketTask) -> pa.Array:

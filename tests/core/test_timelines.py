@@ -1,3 +1,4 @@
+import itertools
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from pf_core.assembly import find_fault
 from pf_core.audit import audit_day
 from pf_core.contracts import PipelineError, ds_range, ds_start, shift_ds
+from pf_core.state import _first_to_merge
 from pf_core.timelines import read_bucket, timeline_state
 from tests.sites import START, Row, SmallSite
 
@@ -48,6 +50,7 @@ def worlds(draw: st.DrawFn) -> tuple[dict[str, Any], Logs]:
         "timelines": {
             "window_days": draw(st.sampled_from([1, 2, 3, 365])),
             "max_actions": draw(st.sampled_from([1, 2, 5, 1000])),
+            "piece_actions": draw(st.sampled_from([1, 2, 3, 64])),
             "compact_after_fragments": draw(st.sampled_from([2, 24])),
         },
     }
@@ -199,6 +202,85 @@ def test_compaction_bounds_the_fragments(small_site: MakeSite) -> None:
     assert max(manifest["counts"]["fragments"] for manifest in manifests) <= 3
     assert len(site.timelines(DAYS[-1])) == 60
     assert len(site.timelines(DAYS[1])) == 20
+
+
+def test_full_pieces_are_never_written_again(small_site: MakeSite) -> None:
+    site = small_site(timelines={"num_buckets": 1, "piece_actions": 3, "max_actions": 7})
+    for offset, ds in enumerate(DAYS[:5]):
+        site.write_log(ds, [(user, f"p{n}", offset * DAY_S + n, "look") for user in (1, 2) for n in range(2 * user)])
+    site.ingest(DAYS[:5])
+    stored = []
+    for ds in DAYS[:5]:
+        site.build([ds])
+        table = timeline_state(site.site).open_bucket(ds, 0).to_table(with_row_address=True)
+        stored.append(
+            {
+                (row["user_id"], row["piece"]): (row["num_actions"], row["_rowaddr"])
+                for row in table.to_pylist()
+                if len(row["ts"]) == row["num_actions"] and row["ts"][-1] == row["last_ts"]
+            }
+        )
+    lengths = [{key: length for key, (length, _) in pieces.items()} for pieces in stored]
+    assert lengths == [
+        {(1, 0): 2, (2, 0): 3, (2, 1): 1},
+        {(1, 0): 3, (1, 1): 1, (2, 0): 3, (2, 1): 3, (2, 2): 2},
+        {(1, 0): 3, (1, 1): 3, (2, 1): 3, (2, 2): 3, (2, 3): 3},  # with 12 actions, user 2's first piece goes
+        {(1, 0): 3, (1, 1): 3, (1, 2): 2, (2, 3): 3, (2, 4): 3, (2, 5): 1},
+        {(1, 1): 3, (1, 2): 3, (1, 3): 1, (2, 4): 3, (2, 5): 3, (2, 6): 2},  # after it, user 1 has 7 actions, too
+    ]
+    for before, after in itertools.pairwise(stored):
+        full = {key for key, (length, _) in before.items() if length == 3} & after.keys()
+        assert {key: before[key] for key in full} == {key: after[key] for key in full}
+    timelines = site.timelines(DAYS[4])
+    assert {user: len(rows) for user, rows in timelines.items()} == {1: 7, 2: 7}
+    assert site.build(DAYS[4:5])[0]["counts"]["actions"] == 14
+
+
+def test_reading_the_newest_actions(small_site: MakeSite) -> None:
+    site = small_site(timelines={"num_buckets": 1, "piece_actions": 2})
+    for offset, ds in enumerate(DAYS[:3]):
+        site.write_log(
+            ds, [(user, f"p{offset}{n}", offset * DAY_S + n, "look") for user in (1, 2) for n in range(user)]
+        )
+    site.ingest(DAYS[:3])
+    site.build(DAYS[:3])
+    newest = read_bucket(site.site, DAYS[2], 0, ["pin_id"], newest=3)
+    assert newest.to_pylist() == [
+        {"user_id": 1, "pin_id": ["p00", "p10", "p20"]},
+        {"user_id": 2, "pin_id": ["p11", "p20", "p21"]},
+    ]
+    one = read_bucket(site.site, DAYS[2], 0, ["pin_id"], newest=1, user_ids=pa.array([2, 99]))
+    assert one.to_pylist() == [{"user_id": 2, "pin_id": ["p21"]}]
+
+
+def test_timelines_of_an_older_version_ask_for_a_rebuild(small_site: MakeSite) -> None:
+    site = three_days(small_site())
+    site.build(DAYS[:1])
+    state = timeline_state(site.site)
+    manifest = state.require(DAYS[0])
+    del manifest["settings"]["stored_as"]
+    state.publish(DAYS[0], manifest["versions"], manifest)
+    with pytest.raises(PipelineError, match=r"stored by an older version. Build it .*--partition 2026-01-01 .*rebuild"):
+        site.timelines(DAYS[0])
+    with pytest.raises(PipelineError, match=r"was built with .*Build 2026-01-02 from the logs"):
+        site.build(DAYS[1:2])
+
+
+def test_what_has_long_been_there_is_seldom_written_again() -> None:
+    """Of 1,000 days with one row each, in at most 8 fragments, on a state of 10,000 rows."""
+    fragments, num_written = [10_000], 0
+    for _ in range(1000):
+        fragments.append(1)
+        if len(fragments) > 8:
+            first = _first_to_merge(fragments)
+            assert len(fragments) - first >= 2
+            num_written += sum(fragments[first:])
+            fragments[first:] = [sum(fragments[first:])]
+    assert fragments[0] == 10_000
+    assert sum(fragments) == 11_000
+    assert num_written < 5 * 1000
+    assert _first_to_merge([2, 1, 1]) == 1
+    assert _first_to_merge([1, 2, 3]) == 0
 
 
 def test_a_second_writer_is_told_to_wait(small_site: MakeSite) -> None:

@@ -28,6 +28,7 @@ from pf_core.pin_features import build_pin_features
 from pf_core.raw_actions import read_deletion_list
 from pf_core.serving_config import ServingConfig
 from pf_core.shuffle import bucket_of
+from pf_core.timelines import read_bucket
 from pf_core.user_embeddings import embed_days
 from tests.sites import START, Row, SmallSite
 
@@ -344,6 +345,32 @@ def test_words_that_the_model_does_not_know_are_counted(daily_site: Callable[...
     [manifest] = site.embed(DAYS[:1], model=lambda ds: served)
     assert manifest["counts"]["unknown_word"] == 1
     assert {user: row[-2] for user, row in site.rows(DAYS[0]).items()} == {1: 3, 2: 1}
+
+
+@pytest.mark.parametrize("everyone", [False, True])
+def test_only_the_newest_actions_are_read_and_older_ones_where_these_are_unusable(
+    daily_site: Callable[..., DailySite], everyone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    length = choose("tiny", {}).model.sequence_length
+    asked: list[dict[str, Any]] = []
+
+    def noted(*arguments: Any, **options: Any) -> pa.Table:
+        asked.append(options)
+        return read_bucket(*arguments, **options)
+
+    monkeypatch.setattr("pf_core.user_embeddings.read_bucket", noted)
+    rows = []
+    for pieces in (3, 10_000):
+        site = daily_site(timelines={"num_buckets": 1, "piece_actions": pieces})
+        site.add_day(DAYS[0], [row for user in range(4) for row in look(user, 0, num=length + user)])
+        site.add_day(DAYS[1], [*look(0, 1, num=2), *look(1, 1, num=length - 1), *look(2, 1, num=length, pin="unknown")])
+        site.embed(DAYS[:2], everyone=everyone)
+        rows.append([site.rows(ds) for ds in DAYS[:2]])
+        assert {user: row[-2] for user, row in site.rows(DAYS[1]).items()} == dict.fromkeys(range(3), length)
+    assert rows[0] == rows[1]
+    whole = [options["user_ids"].to_pylist() for options in asked if "newest" not in options]
+    assert whole == [[2], [2]]  # once in each of the two layouts
+    assert {options.get("newest") for options in asked} == {length, None}
 
 
 def test_a_day_without_actions_is_an_empty_partition(daily_site: Callable[..., DailySite]) -> None:
