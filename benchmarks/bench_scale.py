@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from measuring import (
     MEMORY_MB,
@@ -41,11 +40,13 @@ from measuring import (
 )
 from scale_site import Run, Size, bytes_in, make_site, pin_ids, run_stage, wake_pool, write_logs, write_model
 
+from pf_core.contracts import shift_ds
 from pf_core.engine import Engine, LocalEngine
 from pf_core.packing import PIN_BATCH_ROWS, find_pins
+from pf_core.pieces import read_pieces
 from pf_core.raw_actions import bucket_files
 from pf_core.site import Site
-from pf_core.timelines import read_bucket
+from pf_core.timelines import timeline_state
 
 FULL = Size(num_users=100_000, num_actions=6_000_000, num_pins=20_000, num_days=30)
 QUICK = Size(num_users=2_000, num_actions=60_000, num_pins=2_000, num_days=5)
@@ -129,12 +130,13 @@ def measure_stage(phase: str, name: str, run: Run, num_actions: int, engine: Eng
 
 
 def num_rewritten(site: Site, ds: str) -> int:
-    """Actions of the rows that a day's timelines write anew: the whole timelines of its active users."""
-    total = 0
+    """Actions that a day's timelines write: its own, and those of the pieces to which they are added."""
+    total, day_before = 0, shift_ds(ds, -1)
     for bucket, path in bucket_files(site, ds).items():
-        active = pq.read_table(path, columns=["user_id"])["user_id"].unique()
-        timelines = read_bucket(site, ds, bucket, ["ts"], user_ids=active)
-        total += int(pc.sum(pc.list_value_length(timelines["ts"])).as_py() or 0)
+        active = pq.read_table(path, columns=["user_id"])["user_id"]
+        pieces = read_pieces(timeline_state(site).open_bucket(day_before, bucket), of=active.unique())
+        is_growing = pieces.is_newest & (pieces.num_actions < site.timelines.piece_actions)
+        total += len(active) + int(pieces.num_actions[is_growing].sum())
     return total
 
 

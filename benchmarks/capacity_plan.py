@@ -42,6 +42,8 @@ class Assumptions:
     """In the timeline of an active user: 30 on more than half of the days of a year."""
     short_row_actions: int = 1_000
     """With `max_actions: 1000`."""
+    piece_actions: int = 64
+    """Of a timeline's pieces: half as many are in the one that a day's actions are added to."""
     num_buckets: int = 4096
     """The most that a site file allows."""
     gpu_flops_per_s: float = 125e12
@@ -166,11 +168,17 @@ class Plan:
     def bytes_of(self, phase: str, name: str, num_units: float) -> float:
         return self.figures.fit((phase, name), "num_bytes").per_unit * num_units
 
-    def timelines_s(self, num_rewritten: float) -> float:
-        """Processor time of a morning's timelines, by the actions of the rows that are written anew."""
+    def timelines(self, num_rewritten: float) -> "Line":
+        """A morning's, by the actions that are written: the day's own, and those of the pieces that grow."""
+
+        def rewritten(stage: dict[str, Any]) -> float:
+            return float(stage["counts"]["rewritten_actions"])
+
         key = ("morning", "user_timelines")
-        fit = self.figures.fit(key, "cpu_s", lambda stage: float(stage["counts"]["rewritten_actions"]))
-        return fit.at(num_rewritten)
+        core_s = self.figures.fit(key, "cpu_s", rewritten).at(num_rewritten)
+        num_bytes = self.figures.fit(key, "written_bytes", rewritten).per_unit * num_rewritten
+        name, of = "user_timelines", f"{short(self.site.num_active)} pieces, {short(num_rewritten)} actions"
+        return Line(name, of, core_s, num_bytes, self.site.num_cores)
 
     def timelines_bytes(self, num_actions: float) -> float:
         return self.figures.fit(("rebuild", "rebuilt_timelines"), "written_bytes").per_unit * num_actions
@@ -178,8 +186,7 @@ class Plan:
     def morning(self) -> list["Line"]:
         site = self.site
         actions, active, users, pins = site.num_actions, site.num_active, site.num_users, site.num_pins
-        wide, rows = site.num_cores, f"{short(active)} rows of"
-        long, brief = active * site.row_actions, active * site.short_row_actions
+        wide, rewritten = site.num_cores, active * (site.piece_actions / 2 + site.actions_per_active_user)
         lookup_s = site.num_buckets * pins * self.figures.pin_lookup_ns / 1e9
 
         def line(name: str, of: str, num: float, width: int, phase: str = "morning") -> Line:
@@ -187,13 +194,9 @@ class Plan:
             core_s, written = self.core_s(phase, asset, num), self.bytes_of(phase, asset, num)
             return Line(name, f"{short(num)} {of}", core_s, written, width)
 
-        def timelines(name: str, row: int, num: float) -> Line:
-            return Line(name, f"{rows} {row:,} actions", self.timelines_s(num), self.timelines_bytes(num), wide)
-
         return [
             line("raw_actions", "actions", actions, wide),
-            timelines("user_timelines", site.row_actions, long),
-            timelines(f"the same, max_actions {site.short_row_actions:,}", site.short_row_actions, brief),
+            self.timelines(rewritten),
             line("user_embeddings, without the paper's model", "users", active, wide),
             Line("on top: its pins looked up", f"{site.num_buckets:,} buckets x {short(pins)} pins", lookup_s, 0, wide),
             line("user_embedding_snapshot", "users", active, wide),
