@@ -44,8 +44,8 @@ class Assumptions:
     """With `max_actions: 1000`."""
     piece_actions: int = 64
     """Of a timeline's pieces: half as many are in the one that a day's actions are added to."""
-    num_buckets: int = 4096
-    """The most that a site file allows."""
+    num_buckets: int = 16_384
+    """30,000 users in each."""
     gpu_flops_per_s: float = 125e12
     """40 % of the 312 TFLOP/s (bfloat16) that an A100 is sold with."""
     num_shards: int = 128

@@ -18,7 +18,7 @@ from pf_core.storage import is_remote, local_dir, path_of
 
 
 class TimelineConfig(Strict):
-    num_buckets: int = Field(default=8, ge=1, le=4096)
+    num_buckets: int = Field(default=8, ge=1, le=65_536)
     window_days: int = Field(default=365, ge=1)
     max_actions: int = Field(default=10_000, ge=1)
     """Actions kept of one user, the newest ones."""

@@ -22,13 +22,16 @@ POSTGRES_USER = "postgres"
 PATIENCE_S = 60
 
 
+Process = subprocess.Popen[bytes] | subprocess.Popen[str]
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def wait_until(is_ready: Callable[[], bool], process: subprocess.Popen[bytes], what: str) -> None:
+def wait_until(is_ready: Callable[[], bool], process: Process, what: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not is_ready():
         assert process.poll() is None, f"{what} ended with exit code {process.returncode}"
@@ -167,8 +170,9 @@ class SparkCluster:
             return 0
 
     def stop(self) -> None:
+        """Without asking: a master that is told to terminate may take its time for minutes."""
         for process in self._processes:
-            process.terminate()
+            process.kill()
         for process in self._processes:
             process.wait(timeout=PATIENCE_S)
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from pf_assets.launch import command_for, settings_for
 from pf_assets.train_job import TrainJob
 from pf_core.hyperparameters import LaunchConfig, TrainConfig, choose
 from tests.planted import write_planted_set
-from tests.scale.servers import free_port
+from tests.scale.servers import free_port, wait_until
 
 pytestmark = pytest.mark.scale
 
@@ -63,6 +64,13 @@ def two_nodes() -> LaunchConfig:
     )
 
 
+def is_listening(launch: LaunchConfig) -> bool:
+    assert launch.rendezvous_endpoint is not None
+    host, port = launch.rendezvous_endpoint.split(":")
+    with socket.socket() as client:
+        return client.connect_ex((host, int(port))) == 0
+
+
 def losses(run_dir: Path) -> dict[int, float]:
     lines = [json.loads(line) for line in (run_dir / "history.jsonl").read_text().splitlines()]
     return {line["step"]: line["loss"] for line in lines if "loss" in line}
@@ -87,6 +95,7 @@ def test_a_node_that_dies_and_comes_back_goes_on(planted: Path, tmp_path: Path) 
     config = choose("tiny", {"optimizer": {"num_steps": 300}, "checkpoint_every": 10, "evaluate_every": 300})
     launch, run_dir = two_nodes(), tmp_path / "killed"
     host = start_node(launch, planted, run_dir, config)
+    wait_until(lambda: is_listening(launch), host, "the rendezvous")  # on loopback, whoever comes first hosts it
     other = start_node(launch, planted, run_dir, config)
     deadline = time.monotonic() + PATIENCE_S
     while not list((run_dir / "checkpoints").glob("step-*")):
