@@ -99,7 +99,8 @@ def publish(root: Path, num_users: int) -> tuple[float, float]:
     site = bench_site(root, num_users)
     shutil.rmtree(release_root(site), ignore_errors=True)
     started = time.perf_counter()
-    manifest = publish_release(site, DS, progress=say)
+    with LocalEngine(num_workers=1, memory_mb=512, temp_dir=site.directory / "tmp") as engine:
+        manifest = publish_release(site, DS, engine=engine, progress=say)
     seconds = time.perf_counter() - started
     assert manifest["counts"]["users"] == num_users
     return seconds, manifest["store_seconds"]

@@ -222,8 +222,8 @@ def _pin_index(run: Run, engine: Engine) -> Counts:
     return _last(build_index_days(run.site, run.days[-1:], engine=engine, progress=_quiet))
 
 
-def _release(run: Run, _: Engine) -> Counts:
-    return dict(publish_release(run.site, run.days[-1], progress=_quiet)["counts"])
+def _release(run: Run, engine: Engine) -> Counts:
+    return dict(publish_release(run.site, run.days[-1], engine=engine, progress=_quiet)["counts"])
 
 
 STAGES: dict[str, Callable[[Run, Engine], Counts]] = {

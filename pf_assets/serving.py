@@ -100,7 +100,8 @@ def release_asset(site: Site) -> dg.AssetsDefinition:
         from pf_core.release import publish_release
 
         *earlier, newest = context.partition_keys
-        manifest = publish_release(site, newest, progress=context.log.info)
+        with start_engine(site) as engine:
+            manifest = publish_release(site, newest, engine=engine, progress=context.log.info)
         context.add_asset_metadata(describe_release(site, manifest), partition_key=newest)
         for ds in earlier:
             context.add_asset_metadata(describe_superseded(newest), partition_key=ds)

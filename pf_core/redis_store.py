@@ -2,10 +2,12 @@
 
 Keys carry the release, so that two releases live side by side, and none holds more than a bucket. What is durable there
 is up to Redis's own configuration. (A client of one server: a cluster would need its own client, with the same keys.)
+
+Whoever has a bucket may put it: many machines load at once, and putting twice changes nothing.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +15,7 @@ import redis
 
 from pf_core.contracts import PipelineError
 from pf_core.shuffle import bucket_of
-from pf_core.store import Lookup, Values, decode_values, portions
+from pf_core.store import Lookup, Values, decode_values
 
 TIMEOUT_S = 10.0
 FIELDS_AT_ONCE = 512
@@ -34,22 +36,18 @@ class RedisStore:
     def _key(self, bucket: int) -> str:
         return f"{self._prefix}:{self._release}:{bucket}"
 
-    def build(self, buckets: Iterable[tuple[int, pa.Table]], *, num_users: int) -> None:
-        self.drop()
-        for bucket, rows in buckets:
-            fields, values = _fields(rows["user_id"]), Values(rows)
-            for taken in portions(np.arange(rows.num_rows), values.num_bytes):
-                with self._errors(), self._client.pipeline(transaction=False) as pipeline:
-                    for part in np.split(taken, range(FIELDS_AT_ONCE, len(taken), FIELDS_AT_ONCE)):
-                        pairs = zip([fields[row] for row in part.tolist()], values.take(part), strict=True)
-                        pipeline.hset(self._key(bucket), mapping=dict(pairs))
-                    pipeline.execute()
+    def put(self, bucket: int, rows: pa.Table) -> None:
+        """Add a bucket's rows of the snapshot."""
+        fields, values = _fields(rows["user_id"]), Values(rows)
+        with self._errors():
+            for start in range(0, rows.num_rows, FIELDS_AT_ONCE):
+                taken = np.arange(start, min(start + FIELDS_AT_ONCE, rows.num_rows))
+                pairs = zip(fields[start : start + FIELDS_AT_ONCE], values.take(taken), strict=True)
+                self._client.hset(self._key(bucket), mapping=dict(pairs))
 
     def count(self) -> int:
-        with self._errors(), self._client.pipeline(transaction=False) as pipeline:
-            for bucket in range(self._num_buckets):
-                pipeline.hlen(self._key(bucket))
-            return sum(pipeline.execute())
+        with self._errors():
+            return sum(self._client.hlen(self._key(bucket)) for bucket in range(self._num_buckets))
 
     def get(self, ids: pa.Array) -> Lookup:
         values: list[bytes | None] = [None] * len(ids)
@@ -63,20 +61,18 @@ class RedisStore:
         return decode_values(values, self._embedding_dim)
 
     def delete(self, ids: pa.Array) -> int:
-        with self._errors(), self._client.pipeline(transaction=False) as pipeline:
-            for bucket, (_, fields) in self._by_bucket(ids).items():
-                pipeline.hdel(self._key(bucket), *fields)
-            return sum(pipeline.execute())
+        groups = self._by_bucket(ids)
+        with self._errors():
+            return sum(self._client.hdel(self._key(bucket), *fields) for bucket, (_, fields) in groups.items())
 
     def announce(self) -> None:
         with self._errors():
             self._client.set(f"{self._prefix}:current", self._release)
 
     def drop(self) -> None:
-        with self._errors(), self._client.pipeline(transaction=False) as pipeline:
+        with self._errors():
             for bucket in range(self._num_buckets):
-                pipeline.unlink(self._key(bucket))
-            pipeline.execute()
+                self._client.unlink(self._key(bucket))
 
     def close(self) -> None:
         self._client.close()

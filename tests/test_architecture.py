@@ -76,7 +76,18 @@ STAGES = [
         "pin_index",
         "index_build",
     ),
-    *("store", "redis_store", "pointer", "release", "serving", "repair", "status", "serving_checks", "export"),
+    *(
+        "store",
+        "redis_store",
+        "pointer",
+        "loading",
+        "release",
+        "serving",
+        "repair",
+        "status",
+        "serving_checks",
+        "export",
+    ),
 ]
 """pf_core in reading order: a module imports only modules before it. `world` stands apart: it is another site."""
 

@@ -20,7 +20,7 @@ from pf_core.contracts import PipelineError
 from pf_core.embeddings import release_root, snapshot_state
 from pf_core.pointer import DESCRIPTION, POINTER, Pointer, opened_store, read_pointer
 from pf_core.redis_store import RedisStore
-from pf_core.release import forget_users, list_releases, publish_release, rollback
+from pf_core.release import forget_users, list_releases, rollback
 from pf_core.serving import Serving
 from pf_core.site import Site
 from pf_core.store import LmdbStore
@@ -28,9 +28,9 @@ from tests.releases import (
     NUM_PINS,
     make_site,
     model_of,
+    publish,
     publish_day,
     redis_server,
-    silent,
     vector_of,
     write_day,
     write_snapshot,
@@ -84,7 +84,7 @@ def assert_serves(site: Site, release: str, version: int, users: list[int] = USE
 def test_a_release_says_what_it_is(site: Site) -> None:
     write_day(site, DAYS[0], USERS, version=1)
     said: list[str] = []
-    manifest = publish_release(site, DAYS[0], progress=said.append)
+    manifest = publish(site, DAYS[0], progress=said.append)
     assert manifest["release"] == "2026-01-01.1"
     assert manifest["counts"] == {"users": 1500, "pins": NUM_PINS}
     assert manifest["model_version"] == "model-1"
@@ -100,7 +100,7 @@ def test_a_release_says_what_it_is(site: Site) -> None:
 def test_publishing_the_same_again_changes_nothing(site: Site) -> None:
     first = publish_day(site, DAYS[0], USERS, version=1)
     before = (release_root(site) / POINTER).stat()
-    assert publish_release(site, DAYS[0], progress=silent) == first
+    assert publish(site, DAYS[0]) == first
     assert (release_root(site) / POINTER).stat() == before
 
 
@@ -108,7 +108,7 @@ def test_a_store_that_lost_users_is_published_anew(site: Site) -> None:
     publish_day(site, DAYS[0], USERS, version=1)
     with opened_store(site, release_root(site) / "2026-01-01.1") as store:
         store.delete(pa.array(USERS[:7]))
-    assert publish_release(site, DAYS[0], progress=silent)["release"] == "2026-01-01.2"
+    assert publish(site, DAYS[0])["release"] == "2026-01-01.2"
     assert_serves(site, "2026-01-01.2", version=1)
 
 
@@ -129,17 +129,17 @@ def test_an_older_day_is_refused_with_the_command_that_goes_back(site: Site) -> 
     publish_day(site, DAYS[1], USERS, version=1)
     write_day(site, DAYS[0], USERS, version=2)
     with pytest.raises(PipelineError, match="pf rollback"):
-        publish_release(site, DAYS[0], progress=silent)
+        publish(site, DAYS[0])
     assert_serves(site, "2026-01-02.1", version=1)
 
 
 def test_missing_inputs_are_named(tmp_path: Path) -> None:
     site = make_site(tmp_path)
     with pytest.raises(PipelineError, match="user_embedding_snapshot has no partition 2026-01-01"):
-        publish_release(site, DAYS[0], progress=silent)
+        publish(site, DAYS[0])
     write_snapshot(site, DAYS[0], USERS, version=1)
     with pytest.raises(PipelineError, match="pin_index has no partition 2026-01-01"):
-        publish_release(site, DAYS[0], progress=silent)
+        publish(site, DAYS[0])
     assert folders(site) == []
 
 
@@ -148,7 +148,7 @@ def test_two_models_are_refused(tmp_path: Path) -> None:
     write_day(site, DAYS[0], USERS, version=1)
     write_snapshot(site, DAYS[0], USERS, version=2)
     with pytest.raises(PipelineError, match="a release has one model"):
-        publish_release(site, DAYS[0], progress=silent)
+        publish(site, DAYS[0])
 
 
 def test_rows_of_another_model_in_the_snapshot_are_refused(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_rows_of_another_model_in_the_snapshot_are_refused(tmp_path: Path) -> No
     versions = [*manifest["versions"][:-1], state.require(DAYS[0])["versions"][-1]]
     state.publish(DAYS[1], versions, manifest)
     with pytest.raises(PipelineError, match="rows of model-1"):
-        publish_release(site, DAYS[1], progress=silent)
+        publish(site, DAYS[1])
     assert_serves(site, "2026-01-01.1", version=1)
     assert folders(site) == ["2026-01-01.1"]
 
@@ -178,7 +178,7 @@ def test_users_missing_in_the_store_are_noticed_before_publishing(
 
     monkeypatch.setattr(LmdbStore, "build", forgetful)
     with pytest.raises(PipelineError, match="1,496 are in the store"):
-        publish_release(site, DAYS[1], progress=silent)
+        publish(site, DAYS[1])
     assert_serves(site, "2026-01-01.1", version=1)
 
 
@@ -195,7 +195,7 @@ def test_values_that_changed_on_the_way_are_noticed_before_publishing(
 
     monkeypatch.setattr(LmdbStore, "build", mixing)
     with pytest.raises(PipelineError, match="differ from the snapshot"):
-        publish_release(site, DAYS[0], progress=silent)
+        publish(site, DAYS[0])
     assert folders(site) == []
     assert read_pointer(site) == Pointer()
 
@@ -215,11 +215,11 @@ def test_two_writers_do_not_meet(tmp_path: Path) -> None:
 
     def publish_too(message: str) -> None:
         with pytest.raises(PipelineError, match="another run is writing release"):
-            publish_release(site, DAYS[0], progress=silent)
+            publish(site, DAYS[0])
         with pytest.raises(PipelineError, match="another run"):
             rollback(site)
 
-    publish_release(site, DAYS[0], progress=publish_too)
+    publish(site, DAYS[0], progress=publish_too)
     assert_serves(site, "2026-01-01.1", version=1)
 
 
@@ -321,7 +321,7 @@ def test_a_user_on_the_deletion_list_does_not_come_back(site: Site) -> None:
         publish_day(site, ds, USERS[:50], version)
     assert site.deletion_list is not None
     Path(site.deletion_list).write_text("3\n4\n")
-    manifest = publish_release(site, DAYS[1], progress=silent)  # of a snapshot that still has them
+    manifest = publish(site, DAYS[1])  # of a snapshot that still has them
     assert manifest["release"] == "2026-01-02.2"
     assert manifest["counts"]["users"] == 48
     assert manifest["checks"]["forgotten_left_out"] == 2
@@ -343,7 +343,7 @@ def test_a_damaged_pointer_is_an_error_with_what_to_do(tmp_path: Path, content: 
         with pytest.raises(PipelineError, match=r"is damaged.*remove the file, and publish again"):
             attempt()
     (release_root(site) / POINTER).unlink()
-    assert publish_release(site, DAYS[0], progress=silent)["release"] == "2026-01-01.2"
+    assert publish(site, DAYS[0])["release"] == "2026-01-01.2"
     assert_serves(site, "2026-01-01.2", version=1, users=USERS[:50])
 
 
@@ -360,10 +360,10 @@ def test_an_unreachable_redis_leaves_the_release_before(tmp_path: Path, redis_ad
     write_day(site, DAYS[1], USERS[:50], version=2)
     away = make_site(tmp_path, store={"kind": "redis", "url": "redis://:s3cret@127.0.0.1:1", "key_prefix": "x"})
     with pytest.raises(PipelineError, match=r"Redis at 127\.0\.0\.1:1") as caught:
-        publish_release(away, DAYS[1], progress=silent)
+        publish(away, DAYS[1])
     assert "s3cret" not in str(caught.value)
     assert_serves(site, "2026-01-01.1", version=1, users=USERS[:50])
-    publish_release(site, DAYS[1], progress=silent)
+    publish(site, DAYS[1])
     assert_serves(site, "2026-01-02.1", version=2, users=USERS[:50])
 
 
@@ -380,9 +380,9 @@ def test_redis_hears_of_the_release_at_the_next_run_if_it_was_away(
     with monkeypatch.context() as patch:
         patch.setattr(RedisStore, "announce", fail)
         with pytest.raises(PipelineError, match="Redis is away"):
-            publish_release(site, DAYS[1], progress=silent)
+            publish(site, DAYS[1])
     assert_serves(site, "2026-01-02.1", version=2, users=USERS[:50])
-    publish_release(site, DAYS[1], progress=silent)
+    publish(site, DAYS[1])
     with redis.Redis.from_url(redis_address) as client:
         assert client.get(f"{tmp_path.name}:small:current") == b"2026-01-02.1"
 
@@ -400,19 +400,19 @@ def test_a_release_in_redis_needs_redis_in_the_site_file(tmp_path: Path, redis_a
 # Interruptions: a process is killed, or refused disk space, at a chosen moment
 
 KILLED_AT = {
-    "in the store": "release._Stream._judge",  # at its third bucket
+    "in the store": "loading._judge",  # at its third bucket
     "named": "release.replace_pointer",
     "pointed to": "pointer.sync",
 }
 PUBLISH = """
 import os, signal, sys
 from pathlib import Path
-from pf_core import pointer, release
-from tests.releases import make_site, silent
+from pf_core import loading, pointer, release
+from tests.releases import make_site, publish
 import json
 
 root, serving, ds, where = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3], sys.argv[4]
-holder = {"release": release, "pointer": pointer, "release._Stream": release._Stream}[where.rpartition(".")[0]]
+holder = {"loading": loading, "pointer": pointer, "release": release}[where.rpartition(".")[0]]
 original = getattr(holder, where.rpartition(".")[2])
 calls = []
 
@@ -423,7 +423,7 @@ def kill(*arguments):
     return original(*arguments)
 
 setattr(holder, where.rpartition(".")[2], kill)
-release.publish_release(make_site(root, **serving), ds, progress=silent)
+publish(make_site(root, **serving), ds)
 """
 
 
@@ -462,7 +462,7 @@ def test_killed_at_any_moment(tmp_path: Path, request: pytest.FixtureRequest) ->
         new = ".building-2026-01-02.1" if moment == "in the store" else "2026-01-02.1"
         assert folders(site) == sorted(["2026-01-01.1", new])
 
-        manifest = publish_release(site, DAYS[1], progress=silent)
+        manifest = publish(site, DAYS[1])
         assert manifest["release"] == ("2026-01-02.2" if moment == "named" else "2026-01-02.1")
         assert_serves(site, manifest["release"], version=2)
         assert folders(site) == ["2026-01-01.1", manifest["release"]]
@@ -483,12 +483,12 @@ def test_no_room_for_the_store(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
         with pytest.raises(PipelineError, match=r"the users cannot be written to .* see that the disk is not full"):
-            publish_release(site, DAYS[1], progress=silent)
+            publish(site, DAYS[1])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert_serves(site, "2026-01-01.1", version=1)
     assert folders(site) == ["2026-01-01.1"]  # what there was of it takes no room
-    publish_release(site, DAYS[1], progress=silent)
+    publish(site, DAYS[1])
     assert_serves(site, "2026-01-02.1", version=2)
 
 
@@ -509,11 +509,11 @@ def test_a_full_disk(tmp_path: Path) -> None:
         (mounted / "filler").write_bytes(bytes(shutil.disk_usage(mounted).free - 65_536))
         write_day(site, DAYS[1], USERS, version=2)
         with pytest.raises(PipelineError, match="see that the disk is not full"):
-            publish_release(site, DAYS[1], progress=silent)
+            publish(site, DAYS[1])
         assert_serves(site, "2026-01-01.1", version=1)
         assert folders(site) == ["2026-01-01.1"]
         (mounted / "filler").unlink()
-        publish_release(site, DAYS[1], progress=silent)
+        publish(site, DAYS[1])
         assert_serves(site, "2026-01-02.1", version=2)
     finally:
         subprocess.run(["umount", "-l", str(mounted)], check=True)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pf_core import redis_store as redis_store_module
 from pf_core import store as store_module
 from pf_core.contracts import PipelineError
 from pf_core.embeddings import column_of, matrix_of
@@ -59,7 +60,13 @@ def rows_of(ids: list[Any], version: int = 1) -> pa.Table:
 
 
 def build(store: UserStore, rows: pa.Table) -> None:
-    store.build(iter(split_rows(rows)), num_users=rows.num_rows)
+    if isinstance(store, LmdbStore):
+        store.build(iter(split_rows(rows)), num_users=rows.num_rows)
+    else:
+        assert isinstance(store, RedisStore)
+        store.drop()
+        for bucket, part in split_rows(rows):
+            store.put(bucket, part)
 
 
 def ids_of(rows: pa.Table) -> pa.Array:
@@ -141,6 +148,7 @@ def test_a_dropped_store_is_empty_or_gone(make_store: MakeStore, tmp_path: Path)
 
 def test_a_bucket_is_written_in_portions(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "COMMIT_BYTES", 7 * (4 + 2 * DIM))
+    monkeypatch.setattr(redis_store_module, "FIELDS_AT_ONCE", 7)
     rows = rows_of(list(range(-300, 300)))
     build(make_store(), rows)
     assert_holds(make_store(), rows)
