@@ -111,8 +111,12 @@ def release_folders(site: Site) -> list[Path]:
 
 
 def next_id(site: Site, pointer: Pointer, ds: str) -> str:
-    """`{ds}.{n}`; n is larger than that of any release of the day that was published, withdrawn or left unpublished."""
-    names = (*pointer.names(), *(folder.name for folder in release_folders(site)))
+    """`{ds}.{n}`; n is larger than that of any release of the day that was published, withdrawn or left unpublished.
+
+    What was left unfinished counts as long as it could not be swept away: its store may not be reachable.
+    """
+    present = [path.name.removeprefix(BUILDING) for path in list_folder(release_root(site))]
+    names = (*pointer.names(), *filter(RELEASE_ID.fullmatch, present))
     numbers = [number for day, number in map(day_and_number, names) if day == ds]
     return f"{ds}.{max(numbers, default=0) + 1}"
 

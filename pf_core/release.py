@@ -59,12 +59,12 @@ def publish_release(site: Site, ds: str, *, engine: Engine, progress: Callable[[
                 f"release {ds} would be older than the current one, {pointer.current}. "
                 "To let services go back to an earlier release: pf rollback"
             )
+        sweep(site, None, progress)
         draft = _draft(site, ds, next_id(site, pointer, ds))
         manifest = _if_unchanged(site, pointer, draft)
         if manifest is not None:
             progress(f"release {ds}: unchanged, {manifest['release']} stays the current one")
             return manifest
-        sweep(site, None, progress)
         manifest = _build(site, draft, engine, progress)
         pointer = Pointer(
             current=manifest["release"],
@@ -130,11 +130,11 @@ def _build(site: Site, draft: Manifest, engine: Engine, progress: Callable[[str]
             building.mkdir()
             (building / READERS).touch()
         write_json(building / DESCRIPTION, draft)  # from here on, a sweep knows where the users are
-        _, index_build = require_index(site, draft["ds"])
-        copy_tree(index_build, building / "index")
         store_started = time.monotonic()
         checks = load_users(site, draft, building, engine=engine, progress=progress)
         store_seconds = time.monotonic() - store_started
+        _, index_build = require_index(site, draft["ds"])
+        copy_tree(index_build, building / "index")
         checks |= {"pins_in_index": _verify_index(building, draft), "model_versions": 1}
         manifest = draft | {
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -367,6 +367,21 @@ def test_an_unreachable_redis_leaves_the_release_before(tmp_path: Path, redis_ad
     assert_serves(site, "2026-01-02.1", version=2, users=USERS[:50])
 
 
+def test_a_redis_that_stays_away_is_the_reason_every_time(tmp_path: Path, redis_address: str) -> None:
+    away = make_site(tmp_path, store={"kind": "redis", "url": "redis://127.0.0.1:1", "key_prefix": tmp_path.name})
+    write_day(away, DAYS[0], USERS[:50], version=1)
+    for _ in range(2):
+        with pytest.raises(PipelineError, match=r"Redis at 127\.0\.0\.1:1 failed"):
+            publish(away, DAYS[0])
+    assert folders(away) == [".building-2026-01-01.1", ".building-2026-01-01.2"]
+    moved = make_site(tmp_path)  # as if it were gone for good
+    assert publish(moved, DAYS[0])["release"] == "2026-01-01.3"
+    assert_serves(moved, "2026-01-01.3", version=1, users=USERS[:50])
+    back = make_site(tmp_path, store={"kind": "redis", "url": redis_address, "key_prefix": tmp_path.name})
+    publish(back, DAYS[0])
+    assert folders(back) == ["2026-01-01.3", "2026-01-01.4"]
+
+
 def test_redis_hears_of_the_release_at_the_next_run_if_it_was_away(
     tmp_path: Path, redis_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
