@@ -133,7 +133,12 @@ def store_of(site: Site, folder: Path, release: Mapping[str, Any]) -> UserStore:
         )
     prefix = f"{release['store']['key_prefix']}:{site.name}"
     return RedisStore(
-        config.url, prefix=prefix, release=release["release"], num_buckets=num_buckets, embedding_dim=embedding_dim
+        config.url,
+        is_cluster=config.cluster,
+        prefix=prefix,
+        release=release["release"],
+        num_buckets=num_buckets,
+        embedding_dim=embedding_dim,
     )
 
 

@@ -31,11 +31,15 @@ class StoreConfig(Strict):
     """Where services look users up. Redis's credentials belong into `url` by `${NAME}`; they are never written down."""
 
     kind: StoreKind = "lmdb"
-    url: str | None = None
+    url: str | None = Field(default=None, repr=False)
+    cluster: bool = False
+    """A Redis Cluster: `url` is that of any of its nodes, or a name that stands for several; it tells the others."""
     key_prefix: str = "pinnerformer"
 
     @model_validator(mode="after")
     def _redis_has_a_url(self) -> "StoreConfig":
+        if self.kind != "redis" and self.cluster:
+            raise ValueError("cluster is a setting of kind: redis")
         if self.kind == "redis" and self.url is None:
             raise ValueError("kind: redis needs a url, such as redis://localhost:6379/0")
         return self

@@ -52,7 +52,9 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeS
 
 
 def redis_store(address: str, release: str = "2026-01-01.1") -> RedisStore:
-    return RedisStore(address, prefix="pf:small", release=release, num_buckets=NUM_BUCKETS, embedding_dim=DIM)
+    return RedisStore(
+        address, is_cluster=False, prefix="pf:small", release=release, num_buckets=NUM_BUCKETS, embedding_dim=DIM
+    )
 
 
 def rows_of(ids: list[Any], version: int = 1) -> pa.Table:
