@@ -135,7 +135,7 @@ def load_site(path: Path, *, environment: Mapping[str, str]) -> Site:
     try:
         site = Site.model_validate(content)
     except ValidationError as error:
-        raise PipelineError(f"{path}:\n{_explain(error)}") from error
+        raise PipelineError(f"{path}:\n{_explain(error)}") from None  # its text quotes values, and so a secret
     folder = path.resolve().parent
     return site.model_copy(
         update={

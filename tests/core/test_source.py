@@ -1,5 +1,6 @@
 """The site file: what a user writes is either understood or refused with the place of the mistake."""
 
+import traceback
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ source:
     interest: topic
 """
 ENVIRONMENT = {"SHOP_LOGS": "/logs/shop"}
+REDIS = {"REDIS_URL": "redis://:s3cret@host:1"}
 
 
 def changed(*replacements: tuple[str, str]) -> str:
@@ -195,6 +197,27 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None
 @pytest.mark.parametrize("text", ["name: [shop\n", "name:\n\tshop\n"])
 def test_a_file_that_is_no_yaml_is_refused(tmp_path: Path, text: str) -> None:
     assert "not valid YAML" in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("store", "reason"),
+    [
+        ("kind: redis, uri: $URL", "serving.store.uri: is not a known key"),
+        ("kind: lmdb, url: $URL, cluster: true", "cluster is a setting of kind: redis"),
+    ],
+)
+def test_a_refusal_does_not_quote_secrets(tmp_path: Path, store: str, reason: str) -> None:
+    text = GOOD + f"serving: {{store: {{{store.replace('$URL', '${REDIS_URL}')}}}}}\n"
+    with pytest.raises(PipelineError, match=reason) as caught:
+        load(tmp_path, text, ENVIRONMENT | REDIS)
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_the_address_of_the_store_is_not_in_the_site_s_repr(tmp_path: Path) -> None:
+    text = GOOD + "serving: {store: {kind: redis, cluster: true, url: '${REDIS_URL}'}}\n"
+    site = load(tmp_path, text, ENVIRONMENT | REDIS)
+    assert site.serving.store.cluster
+    assert "s3cret" not in repr(site)
 
 
 def test_a_file_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
