@@ -16,7 +16,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
+from tests.releases import REDIS_SERVER
+
+NUM_SLOTS = 16_384
+"""Of a Redis Cluster."""
 POSTGRES_USER = "postgres"
 """Who owns the server's files if the tests run as root, which PostgreSQL refuses to."""
 PATIENCE_S = 60
@@ -136,6 +141,79 @@ def new_bucket(server: dict[str, str], tmp_path: Path, monkeypatch: pytest.Monke
 def is_listening(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+class RedisNodes:
+    """A Redis Cluster of three masters without replicas; what a node was told is there again when it is."""
+
+    def __init__(self, folder: Path, *, password: str) -> None:
+        self._folder, self._password = folder, password
+        self.ports = [_port_with_bus() for _ in range(3)]
+        self._processes = [self._start(port) for port in self.ports]
+        self.url = f"redis://:{password}@127.0.0.1:{self.ports[0]}"
+
+    def form(self) -> None:
+        """Share the slots out, and make the nodes known to each other."""
+        bounds = [NUM_SLOTS * number // 3 for number in range(4)]
+        for port, first, end in zip(self.ports, bounds, bounds[1:], strict=False):
+            wait_until(lambda port=port: is_listening(port), self.process(port), "Redis")
+            with self.node(port) as node:
+                node.execute_command("CLUSTER ADDSLOTS", *range(first, end))
+        with self.node(self.ports[0]) as node:
+            for port in self.ports[1:]:
+                node.execute_command("CLUSTER MEET", "127.0.0.1", port)
+        self.wait()
+
+    def node(self, port: int) -> redis.Redis:
+        return redis.Redis(port=port, password=self._password)
+
+    def client(self) -> redis.RedisCluster:
+        return redis.RedisCluster.from_url(self.url)
+
+    def process(self, port: int) -> subprocess.Popen[bytes]:
+        return self._processes[self.ports.index(port)]
+
+    def kill(self, port: int) -> None:
+        self.process(port).kill()
+        self.process(port).wait()
+
+    def start_again(self, port: int) -> None:
+        self._processes[self.ports.index(port)] = self._start(port)
+        self.wait()
+
+    def wait(self) -> None:
+        """Until every node says that the cluster is whole."""
+        for port in self.ports:
+            wait_until(lambda port=port: self.is_whole(port), self.process(port), "the Redis Cluster")
+
+    def is_whole(self, port: int) -> bool:
+        if not is_listening(port):
+            return False
+        with self.node(port) as node:
+            try:
+                return bool(node.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+            except redis.BusyLoadingError:
+                return False
+
+    def stop(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def _start(self, port: int) -> subprocess.Popen[bytes]:
+        folder = self._folder / str(port)
+        folder.mkdir(exist_ok=True)
+        options = {"port": str(port), "bind": "127.0.0.1", "dir": str(folder), "requirepass": self._password}
+        options |= {"save": "", "appendonly": "yes", "cluster-enabled": "yes", "cluster-node-timeout": "1000"}
+        command = [argument for name, value in options.items() for argument in (f"--{name}", value)]
+        return subprocess.Popen([str(REDIS_SERVER), *command], stdout=subprocess.DEVNULL)
+
+
+def _port_with_bus() -> int:
+    """A free one, whose port + 10,000 is free too: nodes talk to each other there."""
+    while (port := free_port()) + 10_000 >= 1 << 16 or is_listening(port + 10_000):
+        pass
+    return port
 
 
 class SparkCluster:
