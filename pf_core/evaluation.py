@@ -28,7 +28,8 @@ import pyarrow.compute as pc
 
 from pf_core.contracts import PipelineError, ds_range, shift_ds
 from pf_core.objectives import DAY_US, draw_distinct, mixed, ragged
-from pf_core.packing import command, encode_words, find_pins
+from pf_core.packing import command, encode_words
+from pf_core.pin_lookup import find_pins
 from pf_core.raw_actions import bucket_files, ingested_days, positive_mask
 from pf_core.serving_config import Frequency
 from pf_core.site import Site

@@ -33,8 +33,9 @@ from pf_core.batches import collate_sequences
 from pf_core.checkpoint import load_model
 from pf_core.copies import fetched
 from pf_core.model import PinnerFormer, Sequences
-from pf_core.packing import NpyFile, encode_words, find_pins, write_pins
+from pf_core.packing import NpyFile, encode_words, write_pins
 from pf_core.pin_features import pin_state
+from pf_core.pin_lookup import find_pins
 from pf_core.site import Site
 from pf_core.state import Manifest
 from pf_core.storage import place, remove_tree

@@ -21,6 +21,7 @@ from pf_core.contracts import TIMELINE_LISTS, PipelineError, ds_start_us, id_arr
 from pf_core.copies import fetched
 from pf_core.engine import Engine
 from pf_core.pin_features import pin_state
+from pf_core.pin_lookup import find_pins
 from pf_core.raw_actions import positive_mask, read_deletion_list
 from pf_core.shuffle import bucket_of
 from pf_core.site import Site
@@ -33,8 +34,7 @@ SPLITS = ("train", "held_out")
 HASH_SHARES = 10_000
 """A share of the users is counted in ten-thousandths."""
 PIN_BATCH_ROWS = 8192
-BATCHES_AT_ONCE = 64
-"""Batches of pin ids among which a worker looks for its own."""
+"""Of every chunk but the last: who looks pins up counts on it."""
 
 
 def is_held_out(user_ids: pa.Array, share: float) -> np.ndarray:
@@ -130,22 +130,6 @@ def _number_words(words: pa.ChunkedArray, codes: dict[str, int]) -> np.ndarray:
     encoded = words.combine_chunks().dictionary_encode()
     number = np.array([codes.setdefault(word, len(codes)) for word in encoded.dictionary.to_pylist()], np.int32)
     return number[encoded.indices.to_numpy()]
-
-
-def find_pins(path: Path, pin_ids: pa.Array) -> np.ndarray:
-    """The pin row of each id, -1 if it has none. Of the file of all ids, some batches are looked at at a time."""
-    wanted = pin_ids.dictionary_encode()
-    row_of_wanted = np.full(len(wanted.dictionary), -1)
-    reader = pa.ipc.open_file(pa.memory_map(str(path)))
-    first_row = 0
-    for first in range(0, reader.num_record_batches, BATCHES_AT_ONCE):
-        numbers = range(first, min(first + BATCHES_AT_ONCE, reader.num_record_batches))
-        ids = pa.chunked_array([reader.get_batch(number)["pin_id"] for number in numbers])
-        position = pc.index_in(ids, value_set=wanted.dictionary).fill_null(-1).to_numpy()
-        found = np.flatnonzero(position >= 0)
-        row_of_wanted[position[found]] = first_row + found
-        first_row += len(ids)
-    return row_of_wanted[wanted.indices.to_numpy()]
 
 
 # Buckets

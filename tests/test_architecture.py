@@ -43,6 +43,7 @@ STAGES = [
         "timelines",
         "audit",
         "quality",
+        "pin_lookup",
         "packing",
         "training_set",
         "content_noise",

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pf_core import packing
 from pf_core.atomic import exclusive
 from pf_core.contracts import PipelineError, ds_range, ds_start_us, shift_ds
 from pf_core.engine import LocalEngine
@@ -382,16 +381,6 @@ def test_the_number_of_buckets_and_workers_does_not_matter(small_site: MakeSite)
     assert manifest["fingerprint"] == data.fingerprint
     assert "training_set: 5 of 5 buckets packed" in messages
     assert manifest["fingerprint"] in messages[-1]
-
-
-def test_pins_are_found_in_many_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "BATCHES_AT_ONCE", 3)
-    pins = [f"p{number:03d}" for number in range(0, 100, 2)]
-    with pa.ipc.new_file(tmp_path / "pin_id.arrow", pa.schema([("pin_id", pa.string())])) as writer:
-        for start in range(0, 50, 7):
-            writer.write_batch(pa.record_batch({"pin_id": pins[start : start + 7]}))
-    wanted = [f"p{number:03d}" for number in (98, 1, 0, 42, 98, 99, 14)]
-    assert packing.find_pins(tmp_path / "pin_id.arrow", pa.array(wanted)).tolist() == [49, -1, 0, 21, 49, -1, 7]
 
 
 # What is refused
