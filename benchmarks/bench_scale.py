@@ -38,12 +38,13 @@ from measuring import (
     say,
     working_directory,
 )
-from scale_site import Run, Size, bytes_in, make_site, pin_ids, run_stage, wake_pool, write_logs, write_model
+from scale_site import Run, Size, bytes_in, make_site, run_stage, wake_pool, write_logs, write_model
 
 from pf_core.contracts import shift_ds
 from pf_core.engine import Engine, LocalEngine
-from pf_core.packing import PIN_BATCH_ROWS, find_pins
+from pf_core.packing import PIN_BATCH_ROWS
 from pf_core.pieces import read_pieces
+from pf_core.pin_lookup import find_pins
 from pf_core.raw_actions import bucket_files
 from pf_core.site import Site
 from pf_core.timelines import timeline_state
@@ -62,10 +63,13 @@ UNITS = {
 }
 """What a stage's cost is counted by."""
 LOGS_TO_STORE = [name for name in BACKFILL if UNITS[name] != "pin"]
-LOOKUP_PINS, QUICK_LOOKUP_PINS = 4_000_000, 20_000
+LOOKUP_PINS = (4_000_000, 32_000_000, 256_000_000)
+QUICK_LOOKUP_PINS = (500_000, 1_000_000)
 NUM_LOOKUPS = 3
 LOOKUP_ACTIONS = 1_000_000
-"""Of one bucket: 30k users with what the model reads of them."""
+"""Of one bucket: 30k users with 32 actions each."""
+WANTED_PINS = 500_000
+"""On which the actions are, anywhere in the catalogue."""
 SAMPLES_PER_S = 4
 """Of the memory: a sample walks through all pages, which takes its time of gigabytes."""
 MAX_GROWTH = 1.3
@@ -141,24 +145,32 @@ def num_rewritten(site: Site, ds: str) -> int:
 
 
 def time_lookup(folder: Path, num_pins: int) -> float:
-    """Nanoseconds (of a processor) that finding the pins of a bucket's actions takes for each pin of the catalogue."""
-    wanted = pin_ids(num_pins).take(pa.array(np.random.default_rng(0).integers(0, num_pins // 2, LOOKUP_ACTIONS)))
-    half_s, whole_s = (_time_lookup(folder / f"{num}.arrow", num, wanted) for num in (num_pins // 2, num_pins))
-    return 1e9 * (whole_s - half_s) / (num_pins - num_pins // 2)
+    """Seconds of a processor in which the pins of LOOKUP_ACTIONS actions are found among so many.
 
-
-def _time_lookup(path: Path, num_pins: int, wanted: pa.Array) -> float:
-    ids = pin_ids(num_pins)
-    schema = pa.schema([("pin_id", ids.type)])
+    At any size the actions are on as many different pins, which lie evenly in the catalogue.
+    """
+    path, schema = folder / "pin_id.arrow", pa.schema([("pin_id", pa.string())])
     with pa.ipc.new_file(path, schema) as writer:
-        for batch in pa.table([ids], schema=schema).to_batches(max_chunksize=PIN_BATCH_ROWS):
-            writer.write_batch(batch)
+        for start in range(0, num_pins, PIN_BATCH_ROWS):
+            ids = _numbered_pins(np.arange(start, min(start + PIN_BATCH_ROWS, num_pins)))
+            writer.write_batch(pa.record_batch([ids], schema=schema))
+    rows = np.random.default_rng(0).integers(0, WANTED_PINS, LOOKUP_ACTIONS) * (num_pins // WANTED_PINS)
+    wanted = _numbered_pins(rows)
     times = []
     for _ in range(NUM_LOOKUPS):
         started = time.process_time()
-        find_pins(path, wanted)
+        found = find_pins(path, wanted)
         times.append(time.process_time() - started)
+    path.unlink()
+    if not np.array_equal(found, rows):
+        raise RuntimeError(f"pins were not found among {num_pins:,}")
+    say(f"pins of {LOOKUP_ACTIONS:,} actions found among {num_pins:,} in {min(times):.2f} core-s")
     return min(times)
+
+
+def _numbered_pins(number: np.ndarray) -> pa.Array:
+    digits = pc.utf8_lpad(pa.array(number).cast(pa.string()), width=9, padding="0")
+    return pc.binary_join_element_wise("pin", digits, "")
 
 
 def run_size(size: Size, folder: Path, engine: Engine) -> list[Stage]:
@@ -222,7 +234,10 @@ def main() -> None:
         LocalEngine(num_workers=NUM_WORKERS, memory_mb=MEMORY_MB, temp_dir=root / "spill") as engine,
     ):
         wake_pool(engine)
-        lookup_ns = time_lookup(root, QUICK_LOOKUP_PINS if arguments.quick else LOOKUP_PINS)
+        lookups = [
+            {"num_actions": LOOKUP_ACTIONS, "num_pins": num_pins, "cpu_s": time_lookup(root, num_pins)}
+            for num_pins in (QUICK_LOOKUP_PINS if arguments.quick else LOOKUP_PINS)
+        ]
         for divisor in sorted({1, *arguments.divide}, reverse=True):
             folder = Path(tempfile.mkdtemp(prefix="scale-", dir=root))
             try:
@@ -234,9 +249,10 @@ def main() -> None:
                     {"size": asdict(full.divided(done)), "stages": [asdict(stage) for stage in stages]}
                     for done, stages in results.items()
                 ]
-                arguments.json.write_text(json.dumps({"sizes": sizes, "pin_lookup_ns": lookup_ns}, indent=1))
+                arguments.json.write_text(json.dumps({"sizes": sizes, "pin_lookups": lookups}, indent=1))
     report_growth(results[arguments.divide[0]], results[1])
-    report("scale_pin_lookup", lookup_ns, "ns/pin")
+    for lookup in lookups:
+        report(f"scale_pin_lookup_{lookup['num_pins']}", 1e6 * lookup["cpu_s"] / LOOKUP_ACTIONS, "core-us/action")
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ class Figures:
     def __init__(self, path: Path) -> None:
         content = json.loads(path.read_text())
         self.sizes: list[dict[str, Any]] = sorted(content["sizes"], key=lambda one: int(one["size"]["num_actions"]))
-        self.pin_lookup_ns = float(content["pin_lookup_ns"])
+        self.pin_lookups: list[dict[str, Any]] = content["pin_lookups"]
         self.keys: list[Key] = [(stage["phase"], stage["name"]) for stage in self.sizes[-1]["stages"]]
 
     def stages(self, key: Key) -> list[dict[str, Any]]:
@@ -97,6 +97,12 @@ class Figures:
             if fixed >= 0 and per_unit >= 0:
                 return Fit(fixed=float(fixed), per_unit=float(per_unit))
         return Fit(fixed=0.0, per_unit=float(values[-1] / units[-1]))
+
+    def lookup_s(self, num_pins: float) -> float:
+        """Processor time of an action's pin, looked up among so many: a line in the logarithm of the pins."""
+        doublings = [np.log2(lookup["num_pins"]) for lookup in self.pin_lookups]
+        costs = [lookup["cpu_s"] / lookup["num_actions"] for lookup in self.pin_lookups]
+        return float(np.polyval(np.polyfit(doublings, costs, 1), np.log2(num_pins)))
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -187,7 +193,7 @@ class Plan:
         site = self.site
         actions, active, users, pins = site.num_actions, site.num_active, site.num_users, site.num_pins
         wide, rewritten = site.num_cores, active * (site.piece_actions / 2 + site.actions_per_active_user)
-        lookup_s = site.num_buckets * pins * self.figures.pin_lookup_ns / 1e9
+        read = active * paper().model.sequence_length
 
         def line(name: str, of: str, num: float, width: int, phase: str = "morning") -> Line:
             asset = name.split(",")[0]
@@ -198,7 +204,7 @@ class Plan:
             line("raw_actions", "actions", actions, wide),
             self.timelines(rewritten),
             line("user_embeddings, without the paper's model", "users", active, wide),
-            Line("on top: its pins looked up", f"{site.num_buckets:,} buckets x {short(pins)} pins", lookup_s, 0, wide),
+            Line("on top: its pins looked up", f"{short(read)} actions", read * self.figures.lookup_s(pins), 0, wide),
             line("user_embedding_snapshot", "users", active, wide),
             line("release, everybody anew", "users", users, 1, "backfill"),
             line("pin_embeddings", "pins", pins, site.cores_of_a_machine, "backfill"),
@@ -265,6 +271,9 @@ def print_plan(plan: Plan) -> None:
         f"({brief} with {site.short_row_actions:,} actions a user); one of {site.num_shards} shards of the index, "
         f"{short(index_bytes / site.num_shards)}B."
     )
+    lookups = plan.figures.pin_lookups
+    found = ", ".join(f"among {short(one['num_pins'])} pins in {one['cpu_s']:.2f} core-s" for one in lookups)
+    print(f"The pins of {lookups[0]['num_actions']:,} actions are found {found}.")
 
 
 def flops_per_step() -> float:
