@@ -40,6 +40,7 @@ STAGES = [
         "assembly",
     ),
     *(
+        "pieces",
         "timelines",
         "audit",
         "quality",
