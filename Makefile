@@ -46,7 +46,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup  ## Every published ratio; about 45 minutes
+bench: setup  ## Every published ratio; about 40 minutes
 	$(BIN)/python benchmarks/run_all.py
 
 bench-scale: setup  ## 60M actions of 1M users, end to end; its figures are those of docs/scale.md
