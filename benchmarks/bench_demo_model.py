@@ -15,12 +15,14 @@ from typing import Any
 
 from measuring import report, say
 
-from pf_core.atomic import MANIFEST, read_json
-from pf_core.contenders import BASELINES
-from pf_core.evaluation import open_question
-from pf_core.protocol import judge_baseline, judge_model, summarize
-from pf_core.site import Site, load_site
-from pf_core.training_set import latest_training_set, open_training_set
+from pf_core.config.site import Site, load_site
+from pf_core.evaluation.embedders import BASELINES
+from pf_core.evaluation.protocol import judge_baseline, judge_model
+from pf_core.evaluation.question import open_question
+from pf_core.evaluation.summary import summarize
+from pf_core.storage.builds import MANIFEST
+from pf_core.storage.files import read_json
+from pf_core.training.training_set import latest_training_set, open_training_set
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SITE = REPOSITORY / "dagster_home" / "demo.yaml"
@@ -32,7 +34,7 @@ def trained_demo() -> tuple[Site, Path]:
     manifest = site.directory / "pinnerformer_model" / MANIFEST
     if not manifest.exists():
         say("no trained demo yet: running `pf demo`")
-        subprocess.run([sys.executable, "-m", "pf_assets.cli", "demo"], cwd=REPOSITORY, check=True)
+        subprocess.run([sys.executable, "-m", "pf_assets.cli.main", "demo"], cwd=REPOSITORY, check=True)
     return site, manifest.parent / read_json(manifest)["model_version"]
 
 

@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from measuring import Measured, ensure_environment, measure, report, say, working_directory
 
-from pf_core.pinnersage import DAY_US, PinnerSage, cluster_users
-from pf_core.search import search
-from pf_core.training_set import Timelines
+from pf_core.evaluation.pinnersage import DAY_US, PinnerSage, cluster_users
+from pf_core.metrics.exact_search import search
+from pf_core.timelines.arrays import Timelines
 
 REQUIREMENTS = ("faiss-cpu==1.15.1", "numpy>=2,<3")
 DIM, K, POSITIVES_PER_USER = 256, 50, 10

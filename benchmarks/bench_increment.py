@@ -30,13 +30,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from measuring import MEMORY_MB, NUM_WORKERS, num_buckets_for, report, say, working_directory, world_site
 
-from pf_core.contracts import TIMELINE_LISTS, ds_range, ds_start_us, shift_ds
-from pf_core.engine import LocalEngine
-from pf_core.ingest import ingest_days
-from pf_core.pieces import read_pieces, read_rows
-from pf_core.shuffle import bucket_of
-from pf_core.site import Site
-from pf_core.timelines import build_timelines, timeline_state
+from pf_core.config.site import Site
+from pf_core.days import ds_range, ds_start_us, shift_ds
+from pf_core.engine.local import LocalEngine
+from pf_core.hashing import bucket_of
+from pf_core.logs.ingest import ingest_days
+from pf_core.schemas import TIMELINE_LISTS
+from pf_core.timelines.build import build_timelines, timeline_state
+from pf_core.timelines.segments import read_pieces, read_rows
 
 START_DS = "2026-01-01"
 NUM_DAYS = 10

@@ -39,10 +39,10 @@ from scale_site import (
     write_model,
 )
 
-from pf_core.contracts import ds_range, shift_ds
-from pf_core.engine import LocalEngine
-from pf_core.inference import ServedModel
-from pf_core.site import Site
+from pf_core.config.site import Site
+from pf_core.days import ds_range, shift_ds
+from pf_core.embeddings.inference import ServedModel
+from pf_core.engine.local import LocalEngine
 
 HISTORIES = (1, 30, 90, 365)
 IDLE_TIMES = (1, 4, 16)

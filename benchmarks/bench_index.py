@@ -23,15 +23,16 @@ import numpy as np
 import pyarrow as pa
 from measuring import measure, report, say, working_directory, world_site
 
-from pf_core.contracts import pin_embeddings_schema, user_embeddings_schema
-from pf_core.embeddings import column_of, pin_embedding_state, snapshot_state
-from pf_core.engine import LocalEngine
-from pf_core.index_build import build_index_days
-from pf_core.pin_embeddings import read_vectors
-from pf_core.pin_index import PinIndex, require_index
-from pf_core.shuffle import bucket_of
-from pf_core.site import Site
-from pf_core.state import Manifest, create_bucket
+from pf_core.config.site import Site
+from pf_core.embeddings.pins import read_vectors
+from pf_core.embeddings.tables import pin_embedding_state, snapshot_state
+from pf_core.embeddings.vectors import column_of
+from pf_core.engine.daily_state import Manifest, create_bucket
+from pf_core.engine.local import LocalEngine
+from pf_core.hashing import bucket_of
+from pf_core.schemas import pin_embeddings_schema, user_embeddings_schema
+from pf_core.serving.build_index import build_index_days
+from pf_core.serving.index import PinIndex, require_index
 
 DS, DIM, MODEL = "2026-01-01", 256, "bench"
 NUM_TOPICS, SUB_TOPICS, LATENT_DIM = 350, 2, 52

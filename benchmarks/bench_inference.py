@@ -25,19 +25,21 @@ import torch
 from bench_training import matmul_flops_per_s
 from measuring import report, say, working_directory, world_site
 
-from pf_core.batches import collate_sequences
-from pf_core.checkpoint import load_model, save_model
-from pf_core.contracts import ds_start_us, shift_ds
-from pf_core.embeddings import embedding_state, matrix_of
-from pf_core.engine import LocalEngine
-from pf_core.hyperparameters import ModelConfig, choose
-from pf_core.inference import ServedModel, cut_sequences, open_pins, pack_pins
-from pf_core.ingest import ingest_days
-from pf_core.model import PinnerFormer
-from pf_core.pin_features import build_pin_features, pin_state
-from pf_core.site import Site
-from pf_core.timelines import build_timelines, read_bucket
-from pf_core.user_embeddings import embed_days
+from pf_core.config.site import Site
+from pf_core.config.training import ModelConfig, choose
+from pf_core.days import ds_start_us, shift_ds
+from pf_core.embeddings.inference import ServedModel, cut_sequences
+from pf_core.embeddings.tables import embedding_state
+from pf_core.embeddings.users import embed_days
+from pf_core.embeddings.vectors import matrix_of
+from pf_core.engine.local import LocalEngine
+from pf_core.logs.ingest import ingest_days
+from pf_core.model.checkpoint import load_model, save_model
+from pf_core.model.sequences import collate_sequences
+from pf_core.model.towers import PinnerFormer
+from pf_core.pins.features import build_pin_features, pin_state
+from pf_core.pins.packed import open_pins, pack_pins
+from pf_core.timelines.build import build_timelines, read_bucket
 
 DS = "2026-03-01"
 FEATURE_DIM = 256

@@ -26,15 +26,18 @@ import numpy as np
 import pyarrow as pa
 from measuring import measure, num_buckets_for, report, say, working_directory, world_site
 
-from pf_core.contracts import ds_start, pin_embeddings_schema, shift_ds, user_embeddings_schema
-from pf_core.embeddings import column_of, digest_of, pin_embedding_state, release_root, snapshot_state
-from pf_core.engine import LocalEngine
-from pf_core.index_build import build_index_days
-from pf_core.release import publish_release
-from pf_core.serving import Serving
-from pf_core.shuffle import bucket_of
-from pf_core.site import Site
-from pf_core.state import create_bucket
+from pf_core.config.site import Site
+from pf_core.days import ds_start, shift_ds
+from pf_core.embeddings.tables import pin_embedding_state, snapshot_state
+from pf_core.embeddings.vectors import column_of
+from pf_core.engine.daily_state import create_bucket
+from pf_core.engine.local import LocalEngine
+from pf_core.hashing import bucket_of, digest_of
+from pf_core.schemas import pin_embeddings_schema, user_embeddings_schema
+from pf_core.serving.build_index import build_index_days
+from pf_core.serving.client import Serving
+from pf_core.serving.publish import publish_release
+from pf_core.serving.releases import release_root
 
 DS = "2026-01-01"
 DIM = 256

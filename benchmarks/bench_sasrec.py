@@ -31,8 +31,8 @@ import torch
 from bench_training import Printer, write_training_set
 from measuring import ensure_environment, measure, report, working_directory
 
-from pf_core.hyperparameters import TrainConfig, choose
-from pf_core.trainer import train
+from pf_core.config.training import TrainConfig, choose
+from pf_core.training.trainer import train
 
 REQUIREMENTS = ("rectools[torch]==0.19.0", f"torch=={version('torch').partition('+')[0]}")
 NUM_PINS = 50_000

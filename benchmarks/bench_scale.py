@@ -41,14 +41,15 @@ from measuring import (
 )
 from scale_site import Run, Size, bytes_in, make_site, run_stage, wake_pool, write_logs, write_model
 
-from pf_core.contracts import shift_ds
-from pf_core.engine import Engine, LocalEngine
-from pf_core.packing import PIN_BATCH_ROWS
-from pf_core.pieces import read_pieces
-from pf_core.pin_lookup import find_pins
-from pf_core.raw_actions import bucket_files
-from pf_core.site import Site
-from pf_core.timelines import timeline_state
+from pf_core.config.site import Site
+from pf_core.days import shift_ds
+from pf_core.engine.base import Engine
+from pf_core.engine.local import LocalEngine
+from pf_core.logs.partition import bucket_files
+from pf_core.pins.lookup import find_pins
+from pf_core.pins.packed import PIN_BATCH_ROWS
+from pf_core.timelines.build import timeline_state
+from pf_core.timelines.segments import read_pieces
 
 FULL = Size(num_users=100_000, num_actions=6_000_000, num_pins=20_000, num_days=30)
 QUICK = Size(num_users=2_000, num_actions=60_000, num_pins=2_000, num_days=5)

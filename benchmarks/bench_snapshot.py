@@ -39,13 +39,15 @@ from measuring import (
     world_site,
 )
 
-from pf_core.contracts import INPUT_HASH, TIMESTAMP, ds_start_us, shift_ds, user_embeddings_schema
-from pf_core.embeddings import column_of, embedding_state, snapshot_state
-from pf_core.engine import LocalEngine
-from pf_core.shuffle import bucket_of
-from pf_core.site import Site
-from pf_core.snapshot import merge_days
-from pf_core.state import DailyState, Manifest, create_bucket
+from pf_core.config.site import Site
+from pf_core.days import ds_start_us, shift_ds
+from pf_core.embeddings.snapshot import merge_days
+from pf_core.embeddings.tables import embedding_state, snapshot_state
+from pf_core.embeddings.vectors import column_of
+from pf_core.engine.daily_state import DailyState, Manifest, create_bucket
+from pf_core.engine.local import LocalEngine
+from pf_core.hashing import bucket_of
+from pf_core.schemas import INPUT_HASH, TIMESTAMP, user_embeddings_schema
 
 START_DS = "2026-01-01"
 DIM = 256

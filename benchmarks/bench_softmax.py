@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from measuring import measure, report, say
 from torch import Tensor
 
-from pf_core.hyperparameters import LossConfig
-from pf_core.loss import Pairs, RetrievalLoss, mask_own_positives
+from pf_core.config.training import LossConfig
+from pf_core.training.loss import Pairs, RetrievalLoss, mask_own_positives
 
 EMBEDDING_DIM = 256
 NUM_CANDIDATES = 1_000_000

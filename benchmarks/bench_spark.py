@@ -19,8 +19,9 @@ from pathlib import Path
 from measuring import MEMORY_MB, NUM_WORKERS, report, say, working_directory
 from scale_site import Run, Size, do_nothing, make_site, run_stage, wake_pool, write_logs, write_model
 
-from pf_core.engine import Engine, LocalEngine
-from pf_core.spark_engine import SparkEngine
+from pf_core.engine.base import Engine
+from pf_core.engine.local import LocalEngine
+from pf_core.engine.spark import SparkEngine
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FULL = Size(num_users=30_000, num_actions=1_000_000, num_pins=5_000, num_days=10)

@@ -46,9 +46,9 @@ from measuring import (
     world_site,
 )
 
-from pf_core.engine import LocalEngine
-from pf_core.ingest import ingest_days
-from pf_core.timelines import build_timelines
+from pf_core.engine.local import LocalEngine
+from pf_core.logs.ingest import ingest_days
+from pf_core.timelines.build import build_timelines
 from pf_core.world.config import WorldConfig, large
 from pf_core.world.ids import USER_BITS
 from pf_core.world.logs import write_logs

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from measuring import report, say, working_directory
 
-from pf_core.hyperparameters import TrainConfig, choose
-from pf_core.model import ActionEncoder
-from pf_core.trainer import train
+from pf_core.config.training import TrainConfig, choose
+from pf_core.model.towers import ActionEncoder
+from pf_core.training.trainer import train
 
 START_US = 1_767_225_600_000_000
 DAY_US = 86_400_000_000

@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 from measuring import measure, report, say, working_directory
 
 from pf_core.world.config import WorldConfig, demo, large, tiny
-from pf_core.world.dirt import EVENTS, LOG_COLUMNS, SURFACE_NAMES
 from pf_core.world.ids import PIN_BITS, USER_BITS, spell_pins
+from pf_core.world.log_defects import EVENTS, LOG_COLUMNS, SURFACE_NAMES
 from pf_core.world.logs import FileFormat, write_logs
 
 ROUNDS = 3

@@ -19,8 +19,8 @@ from bench_inference import FEATURE_DIM
 from bench_scale import LOGS_TO_STORE
 from bench_training import model_flops
 
-from pf_core.hyperparameters import paper
-from pf_core.inference_cost import flops_per_user
+from pf_core.config.training import paper
+from pf_core.model.flops import flops_per_user
 
 HOUR_S = 3600
 ROUNDED_UP = 0.9995

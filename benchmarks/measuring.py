@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 import psutil
 
-from pf_core.site import Site
+from pf_core.config.site import Site
 
 Outcome = TypeVar("Outcome")
 

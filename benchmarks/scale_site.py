@@ -22,19 +22,19 @@ import pyarrow.parquet as pq
 from bench_inference import EVENTS, FEATURE_DIM, SURFACES, make_model
 from measuring import num_buckets_for, world_site
 
-from pf_core.contracts import ds_range, ds_start_us, shift_ds
-from pf_core.engine import Engine
-from pf_core.hyperparameters import ModelConfig, choose
-from pf_core.index_build import build_index_days
-from pf_core.inference import ServedModel
-from pf_core.ingest import ingest_days
-from pf_core.pin_embeddings import embed_pin_days
-from pf_core.pin_features import build_pin_features
-from pf_core.release import publish_release
-from pf_core.site import Site
-from pf_core.snapshot import merge_days
-from pf_core.timelines import build_timelines
-from pf_core.user_embeddings import embed_days
+from pf_core.config.site import Site
+from pf_core.config.training import ModelConfig, choose
+from pf_core.days import ds_range, ds_start_us, shift_ds
+from pf_core.embeddings.inference import ServedModel
+from pf_core.embeddings.pins import embed_pin_days
+from pf_core.embeddings.snapshot import merge_days
+from pf_core.embeddings.users import embed_days
+from pf_core.engine.base import Engine
+from pf_core.logs.ingest import ingest_days
+from pf_core.pins.features import build_pin_features
+from pf_core.serving.build_index import build_index_days
+from pf_core.serving.publish import publish_release
+from pf_core.timelines.build import build_timelines
 
 START_DS = "2026-01-01"
 ACTIVITY_SIGMA = 1.5

@@ -7,16 +7,16 @@ import warnings
 
 import dagster as dg
 
-from pf_assets.embeddings import embedding_checks, user_embedding_snapshot_asset, user_embeddings_asset
-from pf_assets.evaluation import evaluation_checks, offline_evaluation_asset
-from pf_assets.experiments import ablation_runs_asset, paper_report_asset
-from pf_assets.logs import log_checks, pin_features_asset, raw_actions_asset
-from pf_assets.model import model_checks, pinnerformer_model_asset, training_set_asset
+from pf_assets.assets.embeddings import embedding_checks, user_embedding_snapshot_asset, user_embeddings_asset
+from pf_assets.assets.evaluation import evaluation_checks, offline_evaluation_asset
+from pf_assets.assets.experiments import ablation_runs_asset, paper_report_asset
+from pf_assets.assets.logs import log_checks, pin_features_asset, raw_actions_asset
+from pf_assets.assets.model import model_checks, pinnerformer_model_asset, training_set_asset
+from pf_assets.assets.serving import pin_embeddings_asset, pin_index_asset, release_asset, serving_checks
+from pf_assets.assets.timelines import timeline_checks, user_timelines_asset
 from pf_assets.schedules import failure_sensor, schedules
-from pf_assets.serving import pin_embeddings_asset, pin_index_asset, release_asset, serving_checks
 from pf_assets.settings import current_site
-from pf_assets.timelines import timeline_checks, user_timelines_asset
-from pf_core.site import Site
+from pf_core.config.site import Site
 
 
 @dg.definitions

@@ -9,15 +9,17 @@ from collections.abc import Mapping
 
 import dagster as dg
 
-from pf_core.contracts import ds_range, shift_ds
-from pf_core.embeddings import snapshot_state
-from pf_core.site import Site
+from pf_core.config.site import Site
+from pf_core.days import ds_range, shift_ds
+from pf_core.embeddings.tables import snapshot_state
 
 DAILY_ASSETS = (
     *("raw_actions", "pin_features", "user_timelines", "user_embeddings", "user_embedding_snapshot"),
     *("pin_embeddings", "pin_index", "release"),
 )
+
 TRAINING_ASSETS = ("training_set", "pinnerformer_model", "offline_evaluation")
+
 KEEP_MODEL = {"ops": {"user_embeddings": {"config": {"keep_model": True}}}}
 """A day that is embedded again because of late rows keeps its model; the newest takes the champion."""
 
@@ -100,7 +102,7 @@ def _first_line(event: dg.DagsterEvent) -> str:
     error = event.step_failure_data.error
     while error is not None and error.cause is not None:
         error = error.cause
-    return "" if error is None else error.message.strip().removeprefix("pf_core.contracts.PipelineError: ")
+    return "" if error is None else error.message.strip().removeprefix("pf_core.errors.PipelineError: ")
 
 
 def advise(*, asset: str | None, reason: str, tags: Mapping[str, str]) -> str:

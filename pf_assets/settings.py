@@ -6,11 +6,12 @@ from pathlib import Path
 
 import dagster as dg
 
-from pf_core.contracts import ds_range, shift_ds
-from pf_core.engine import Engine, LocalEngine
-from pf_core.site import Site, load_site
-from pf_core.spark_engine import SparkEngine
-from pf_core.storage import reaching
+from pf_core.config.site import Site, load_site
+from pf_core.days import ds_range, shift_ds
+from pf_core.engine.base import Engine
+from pf_core.engine.local import LocalEngine
+from pf_core.engine.spark import SparkEngine
+from pf_core.storage.files import reaching
 
 ENGINE_POOL = "engine"
 """Assets that use the whole machine; the instance lets one run of them at a time."""
@@ -19,7 +20,9 @@ TRAINING_POOL = "training"
 """The set and the models that are trained on it: one run at a time, so that the set stands while it is read."""
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
 DEMO_SITE = REPOSITORY / "dagster_home" / "demo.yaml"
+
 EXPERIMENTS_SITE = REPOSITORY / "dagster_home" / "experiments" / "experiments.yaml"
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.sites import SmallSite
+from tests.support.sites import SmallSite
 
 
 @pytest.fixture

@@ -17,21 +17,28 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pf_core.world.columns import Doubles, Floats, Ints
+from pf_core.world.column_tables import Doubles, Floats, Ints
 from pf_core.world.taxonomy import LEVEL_BITS
 
 ActionType = Literal["repin", "closeup", "click", "short_click", "hide", "reaction", "comment"]
+
 Surface = Literal["homefeed", "search", "related_pins"]
 
 ACTION_TYPES: Final = ("repin", "closeup", "click", "short_click", "hide", "reaction", "comment")
+
 SURFACES: Final = ("homefeed", "search", "related_pins")
+
 REPIN, CLOSEUP, CLICK, SHORT_CLICK, HIDE, REACTION, COMMENT = range(len(ACTION_TYPES))
+
 HOMEFEED, SEARCH, RELATED_PINS = range(len(SURFACES))
 
 SAME_TOPIC_MATCH = 0.55
+
 SAME_CATEGORY_MATCH = 0.15
+
 LONG_S = 10.0
 """A closeup or click that lasts longer counts as positive in the paper."""
+
 MIN_DURATION_S, MAX_DURATION_S = 0.3, 300.0
 
 
@@ -41,6 +48,7 @@ def _table(rows: list[list[float]]) -> Floats:
 
 #                     repin  closeup  click  short_click  hide  reaction  comment
 _BASE = _table([[-5.00, -3.90, -5.50, -5.35, -4.55, -7.05, -8.45]])
+
 _SURFACE = _table(
     [
         [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # homefeed
@@ -48,6 +56,7 @@ _SURFACE = _table(
         [0.2, 0.2, 0.2, 0.1, -1.5, -0.2, 0.0],  # related pins
     ]
 )
+
 _TRAIT = _table(
     [
         [0.48, 0.45, 0.40, 0.20, -0.20, 0.55, 0.55],  # appeal
@@ -56,14 +65,20 @@ _TRAIT = _table(
         [0.05, 0.55, 0.00, 0.00, 0.00, 0.25, 0.30],  # gaze
     ]
 )
+
 _MATCH = _table([[1.45, 1.30, 1.20, 0.80, -0.70, 1.20, 1.10]])
+
 _AFFINITY = _table([[1.30, 1.00, 0.90, 0.50, -1.00, 1.00, 0.80]])
+
 _TASTE = _table([[0.70, 0.60, 0.40, 0.10, -0.30, 0.70, 0.50]])
 
 #                            repin  closeup  click  short_click  hide  reaction  comment
 _LOG_DURATION = _table([[1.10, 1.65, 2.25, 1.10, 0.20, 0.70, 2.80]])[0]
+
 _LOG_DURATION_MATCH = _table([[0.20, 0.50, 0.40, 0.10, 0.00, 0.10, 0.20]])[0]
+
 _LOG_DURATION_TASTE = _table([[0.10, 0.25, 0.15, 0.00, 0.00, 0.00, 0.10]])[0]
+
 _LOG_DURATION_TRAIT = _table(
     [
         [0.00, 0.00, 0.00, 0.00, 0.00, 0.00, 0.00],  # appeal
@@ -72,6 +87,7 @@ _LOG_DURATION_TRAIT = _table(
         [0.00, 0.25, 0.00, 0.00, 0.00, 0.00, 0.10],  # gaze
     ]
 )
+
 _LOG_DURATION_SIGMA = _table([[0.7, 1.0, 1.0, 0.6, 0.6, 0.6, 0.8]])[0]
 
 

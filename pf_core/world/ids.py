@@ -10,12 +10,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pf_core.world.columns import Ints
+from pf_core.world.column_tables import Ints
 
 USER_BITS = 53
+
 PIN_BITS = 41
+
 PIN_DIGITS = 8
+
 _ALPHABET = np.frombuffer(b"0123456789abcdefghijklmnopqrstuvwxyz", dtype=np.uint8)
+
 _MULTIPLIERS = (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
 
 

@@ -28,7 +28,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from pf_core.world.config import WorldConfig
-from pf_core.world.dirt import (
+from pf_core.world.log_defects import (
     LOG_COLUMNS,
     SOUND,
     LogRows,
@@ -43,10 +43,15 @@ from pf_core.world.streams import Stream, open_stream
 from pf_core.world.world import CHUNKS_IN_MEMORY, World
 
 FileFormat = Literal["csv.gz", "parquet"]
+
 WRITING = ".writing"
+
 WORLD_FILE = "world.json"
+
 FORGET_FILE = "forget.txt"
+
 GZIP_LEVEL = 1
+
 DAYS_AT_ONCE = 4
 
 

@@ -9,16 +9,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pf_core.world.columns import Bools, Doubles, Floats, Ints
+from pf_core.world.column_tables import Bools, Doubles, Floats, Ints
 from pf_core.world.config import WorldConfig
 from pf_core.world.streams import Stream, open_stream
 from pf_core.world.taxonomy import Taxonomy
 
 TRAITS = ("appeal", "link_richness", "saveability", "gaze")
+
 POPULARITY_TAIL = 0.8
 """Pareto exponent of popularity within a sub-topic; with the demand for sub-topics the whole is Zipf-like."""
+
 MAX_LOG_POPULARITY = 7.0
+
 BLOCK = 4096
+
 DAY_S = 86_400
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pf_core.world.columns import Doubles, Floats, Ints, take
+from pf_core.world.column_tables import Doubles, Floats, Ints, take
 from pf_core.world.config import WorldConfig
 from pf_core.world.pins import DAY_S
 from pf_core.world.streams import Stream, open_stream
@@ -21,9 +21,13 @@ from pf_core.world.taxonomy import Taxonomy
 from pf_core.world.users import Users, current_interests
 
 SHARED_SHARE = 0.8
+
 CLUMPING = 0.7
+
 SLOTS_MEDIAN, SLOTS_SIGMA, MAX_SLOTS = 55.0, 0.75, 600
+
 SITE_BY_WEEKDAY = np.array([1.0, 0.97, 0.96, 0.95, 0.93, 1.04, 1.15])  # Monday first
+
 PEAK_HOURS = np.array([8.0, 12.5, 16.0, 20.5, 23.0])  # one for each `day_part`
 
 

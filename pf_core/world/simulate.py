@@ -13,23 +13,31 @@ import numpy as np
 
 from pf_core.world import behaviour
 from pf_core.world.behaviour import CLOSEUP, HOMEFEED, RELATED_PINS, REPIN, SEARCH
-from pf_core.world.columns import Doubles, Floats, Ints, concat, positions_within, take
+from pf_core.world.column_tables import Doubles, Floats, Ints, concat, positions_within, take
+from pf_core.world.pin_sampler import Shelf
 from pf_core.world.pins import DAY_S, Pins
 from pf_core.world.sessions import Sessions
-from pf_core.world.shelf import Shelf
 from pf_core.world.taxonomy import Taxonomy
 from pf_core.world.users import Users
 
 # Homefeed's mixture: where its draws come from; the rest is popular everywhere.
 FROM_INTENT, FROM_MIND = 0.45, 0.35
+
 HOMEFEED_NEIGHBOURS = 0.4  # of those: from a sibling sub-topic
+
 # Homefeed's ranker: the logit with which a pin that was drawn is shown. It knows appeal and taste, but roughly.
 RANKER_BASE, RANKER_APPEAL, RANKER_TASTE = -0.5, 0.9, 0.9
+
 NOT_SHOWN = -1
+
 SEARCH_NEIGHBOURS = 0.1
+
 RELATED_NEIGHBOURS = 0.2
+
 FRESH_SHARE = 0.2
+
 OPENS_RELATED = {CLOSEUP: 0.22, REPIN: 0.10}
+
 RELATED_CONTINUES = 0.85  # the length of a visit to Related Pins is geometric
 
 

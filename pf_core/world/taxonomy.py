@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pf_core.world.columns import Doubles, Floats, Ints
+from pf_core.world.column_tables import Doubles, Floats, Ints
 from pf_core.world.config import WorldConfig
 from pf_core.world.streams import Stream, open_stream
 
@@ -24,7 +24,9 @@ CATEGORIES = (
     "art health_and_fitness quotes mens_fashion kids_and_parenting holidays education animals design "
     "entertainment photography tattoos vehicles sports technology"
 ).split()
+
 NUM_SUCCESSORS = 2
+
 LEVEL_BITS = 10
 
 

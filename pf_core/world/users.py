@@ -11,22 +11,31 @@ from dataclasses import dataclass
 import numpy as np
 
 from pf_core.world.behaviour import ACTION_TYPES
-from pf_core.world.columns import Doubles, Floats, Ints
+from pf_core.world.column_tables import Doubles, Floats, Ints
 from pf_core.world.config import WorldConfig
 from pf_core.world.pins import DAY_S
 from pf_core.world.streams import Stream, open_stream
 from pf_core.world.taxonomy import NUM_SUCCESSORS, Taxonomy
 
 FAVOURITE_CATEGORIES = 3
+
 FAVOURITE_SHARE = 0.8
+
 SUCCESSION_SHARE = 0.5
+
 PROJECT_TAIL = 1.3
+
 PROJECT_MIN_DAYS = 4.0
+
 PROJECT_MAX_DAYS = 120.0
+
 BURN_IN_DAYS = 90.0
 """Projects begin before the world does, so that the first day is not special."""
+
 MAX_SESSIONS_PER_DAY = 6.0
+
 TIME_ZONES_H = np.array([-8, -7, -6, -5, -3, 0, 1, 2, 5.5, 8, 9])
+
 TIME_ZONE_SHARES = np.array([0.14, 0.07, 0.16, 0.22, 0.09, 0.08, 0.12, 0.04, 0.04, 0.02, 0.02])
 
 

@@ -14,18 +14,19 @@ from numpy.typing import ArrayLike, NDArray
 
 from pf_core.world import behaviour
 from pf_core.world.behaviour import ACTION_TYPES, CLICK, CLOSEUP, REPIN, SURFACES, Surface
-from pf_core.world.columns import Doubles, Floats, Ints, concat, take
+from pf_core.world.column_tables import Doubles, Floats, Ints, concat, take
 from pf_core.world.config import WorldConfig
 from pf_core.world.ids import PIN_BITS, USER_BITS, Scramble, parse_pins, spell_pins
+from pf_core.world.pin_sampler import Shelf
 from pf_core.world.pins import TRAITS, build_content_space, build_pins, content_vectors
 from pf_core.world.sessions import Sessions, draw_sessions
-from pf_core.world.shelf import Shelf
 from pf_core.world.simulate import Actions, Impressions, Site, collect_actions, simulate_impressions
 from pf_core.world.streams import Stream, open_stream
 from pf_core.world.taxonomy import build_taxonomy
 from pf_core.world.users import Users, build_users, current_interests
 
 CHUNKS_IN_MEMORY = 4
+
 MAX_DELAY_DAYS = 2
 
 

@@ -14,11 +14,11 @@ import pytest
 
 from pf_assets.definitions import build_definitions
 from pf_assets.settings import DEMO_SITE
-from pf_core.contracts import ds_range
-from pf_core.raw_actions import partition_dir, read_manifest
-from pf_core.recipes import experiments
-from pf_core.site import Site, load_site
-from pf_core.timelines import read_bucket, timeline_state
+from pf_core.config.site import Site, load_site
+from pf_core.days import ds_range
+from pf_core.experiments.recipes import experiments
+from pf_core.logs.partition import partition_dir, read_manifest
+from pf_core.timelines.build import read_bucket, timeline_state
 from pf_core.world.behaviour import ACTION_TYPES
 from pf_core.world.config import tiny
 from pf_core.world.logs import write_logs

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pf_assets.cli import app, main
-from pf_assets.operations import prepare_instance
+from pf_assets.cli.main import app, main
+from pf_assets.cli.operations import prepare_instance
 from pf_assets.settings import DEMO_SITE, EXPERIMENTS_SITE, dagster_home
 
 runner = CliRunner()

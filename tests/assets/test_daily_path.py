@@ -12,24 +12,25 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from pf_assets import operations
-from pf_assets.cli import app
+from pf_assets.cli import operations
+from pf_assets.cli.main import app
 from pf_assets.definitions import build_definitions
 from pf_assets.schedules import KEEP_MODEL, advise
-from pf_assets.tracking import Tracking
-from pf_core.contracts import PipelineError, ds_range, ds_start_us
-from pf_core.embeddings import embedding_state, snapshot_state
-from pf_core.pin_index import PinIndex
-from pf_core.pointer import read_pointer
-from pf_core.raw_actions import ingested_days
-from pf_core.release import list_releases
-from pf_core.repair import plan_repair
-from pf_core.serving import Serving
-from pf_core.site import Site
-from pf_core.status import asset_statuses
-from pf_core.timelines import read_bucket
-from tests.daily import Rows, check_results, day, make_site, register_model, run, snapshot, write_logs
-from tests.sites import START
+from pf_assets.tracking.tracking import Tracking
+from pf_core.config.site import Site
+from pf_core.days import ds_range, ds_start_us
+from pf_core.embeddings.tables import embedding_state, snapshot_state
+from pf_core.errors import PipelineError
+from pf_core.logs.partition import ingested_days
+from pf_core.operations.repair import plan_repair
+from pf_core.operations.status import asset_statuses
+from pf_core.serving.client import Serving
+from pf_core.serving.index import PinIndex
+from pf_core.serving.publish import list_releases
+from pf_core.serving.releases import read_pointer
+from pf_core.timelines.build import read_bucket
+from tests.support.daily import Rows, check_results, day, make_site, register_model, run, snapshot, write_logs
+from tests.support.sites import START
 
 BLOCKING = (
     *("user_embeddings_are_unit_norm", "active_users_are_embedded", "no_user_is_lost", "snapshot_has_one_model"),

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from pf_core.site import EngineConfig
-from tests.engine_contract import run_daily_path
+from pf_core.config.site import EngineConfig
+from tests.support.engine_contract import run_daily_path
 
 
 def test_many_workers_give_what_one_gives(tmp_path: Path) -> None:

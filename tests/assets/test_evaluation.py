@@ -10,16 +10,18 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pf_assets import promotion_cli
-from pf_assets.evaluation import PromoteWhen, evaluation_checks, evaluation_dir, offline_evaluation_asset
-from pf_assets.logs import raw_actions_asset
-from pf_assets.model import pinnerformer_model_asset, training_set_asset
-from pf_assets.tracking import RegisteredModel, Tracking
-from pf_core.atomic import MANIFEST, exclusive, read_json
-from pf_core.contracts import PipelineError
-from pf_core.scores import read_scores
-from pf_core.site import Site
-from tests.judging import CUT, LAST, NUM_PINS, make_judged_site, write_model
+from pf_assets.assets.evaluation import PromoteWhen, evaluation_checks, evaluation_dir, offline_evaluation_asset
+from pf_assets.assets.logs import raw_actions_asset
+from pf_assets.assets.model import pinnerformer_model_asset, training_set_asset
+from pf_assets.cli import promotion as promotion_cli
+from pf_assets.tracking.tracking import RegisteredModel, Tracking
+from pf_core.config.site import Site
+from pf_core.errors import PipelineError
+from pf_core.evaluation.scores import read_scores
+from pf_core.storage.builds import MANIFEST
+from pf_core.storage.files import read_json
+from pf_core.storage.locks import exclusive
+from tests.support.judging import CUT, LAST, NUM_PINS, make_judged_site, write_model
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """ablation_runs through real Dagster runs: real processes, a real MLflow, and the results read back from it."""
 
-import ast
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,20 +10,19 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from pf_assets import experiments_cli
-from pf_assets.cli import app
+from pf_assets.cli import experiments as experiments_cli
+from pf_assets.cli.experiments import choose_experiments
+from pf_assets.cli.main import app
 from pf_assets.definitions import build_definitions
-from pf_assets.experiment_plan import JUDGEMENT, JUDGING_MODULES, SCORES, experiments_dir, plan_experiments
-from pf_assets.experiment_store import ExperimentStore, read_results
-from pf_assets.experiments_cli import choose_experiments
-from pf_assets.model_plan import DECISIVE_MODULES
-from pf_assets.settings import REPOSITORY
-from pf_core.atomic import exclusive, write_json
-from pf_core.contracts import PipelineError
-from pf_core.recipes import experiments
-from pf_core.scores import read_scores
-from pf_core.site import Site
-from tests.tiny_world import STEPS, make_tiny_site
+from pf_assets.tracking.experiment_store import ExperimentStore, read_results
+from pf_core.config.site import Site
+from pf_core.errors import PipelineError
+from pf_core.evaluation.scores import read_scores
+from pf_core.experiments.plan import JUDGEMENT, SCORES, experiments_dir, plan_experiments
+from pf_core.experiments.recipes import experiments
+from pf_core.storage.files import write_json
+from pf_core.storage.locks import exclusive
+from tests.support.tiny_world import STEPS, make_tiny_site
 
 RECIPE, BASELINE = "next_action", "popularity_7d"
 NUM_SEEDS = 2
@@ -325,24 +323,6 @@ def test_the_report_is_made_of_what_is_there(
     expected = {path.relative_to(written) for path in written.rglob("*") if path.suffix != ".html"}
     assert copied == expected
     assert f"the page: {written / 'index.html'}" in result.output
-
-
-def test_every_module_that_judges_is_known() -> None:
-    """All that the protocol imports, but for what reads data, whose fingerprint counts, or decides models."""
-    needed, found = {"protocol"}, set()
-    while needed - found:
-        name = (needed - found).pop()
-        found.add(name)
-        tree = ast.parse((REPOSITORY / "pf_core" / f"{name}.py").read_text())
-        modules = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        inner = {module.split(".")[1] for module in modules if module.startswith("pf_core.")}
-        needed |= inner - {"training_set", "site", "serving_config", "raw_actions", "packing", "pin_lookup"}
-    files = {"atomic", "contracts", "copies", "lease", "source", "storage"}
-    elsewhere = files | {"recall", "validation", *DECISIVE_MODULES}
-    assert found - elsewhere == set(JUDGING_MODULES)
-
-
-# The command line
 
 
 def test_experiments_are_chosen_by_set_and_name(site: Site) -> None:

@@ -1,6 +1,5 @@
 """training_set and pinnerformer_model through real Dagster runs: real processes, real checkpoints, a real MLflow."""
 
-import ast
 import json
 import os
 import shutil
@@ -21,20 +20,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pf_assets import train_job
-from pf_assets.cli import _missing_model
+from pf_assets.assets.model import PresetName
+from pf_assets.cli.main import _missing_model
 from pf_assets.definitions import build_definitions
-from pf_assets.launch import _raise_if_failed, command_for
-from pf_assets.model import PresetName
-from pf_assets.model_plan import DECISIVE_MODULES, current_model, find_fault, models_dir, plan_model, read_history
+from pf_assets.launch import train_job
+from pf_assets.launch.processes import _raise_if_failed, command_for
 from pf_assets.settings import REPOSITORY
-from pf_assets.tracking import Tracking
-from pf_core.contracts import ds_range, shift_ds
-from pf_core.hyperparameters import LaunchConfig, Preset, TrainingConfig, tiny
-from pf_core.pin_features import build_pin_features
-from pf_core.site import Site
-from pf_core.training_set import latest_training_set
-from tests.sites import START, SmallSite
+from pf_assets.tracking.tracking import Tracking
+from pf_core.config.site import Site
+from pf_core.config.training import LaunchConfig, Preset, TrainingConfig, tiny
+from pf_core.days import ds_range, shift_ds
+from pf_core.pins.features import build_pin_features
+from pf_core.training.plan import current_model, find_fault, models_dir, plan_model, read_history
+from pf_core.training.training_set import latest_training_set
+from tests.support.sites import START, SmallSite
 
 NUM_DAYS = 16  # two more than the held-out users' recall looks back
 LAST = shift_ds(START, NUM_DAYS - 1)
@@ -224,7 +223,7 @@ def test_retrain_keeps_what_was_there(
             shutil.copy(aside / name, run_dir)
         shutil.copytree(aside / "model", run_dir / "model")
 
-    monkeypatch.setattr("pf_assets.training_run.run_ranks", train_as_before)
+    monkeypatch.setattr("pf_assets.launch.training.run_ranks", train_as_before)
     assert run(site, instance, retrain=True).success
     after = current_model(site)
     assert after is not None
@@ -365,22 +364,9 @@ def test_a_model_is_named_by_what_decides_it(
     more = site.model_copy(update={"training": site.training.model_copy(update={"launch": launch})})
     assert plan_model(more).model_version == name
     others = {plan_model(site, changes={"seed": 1}).model_version, plan_model(site, "demo").model_version}
-    monkeypatch.setattr("pf_assets.model_plan.DECISIVE_MODULES", DECISIVE_MODULES[:-1])
+    monkeypatch.setattr("pf_core.training.plan.code_fingerprint", lambda: "other code")
     others.add(plan_model(site).model_version)
     assert len({name, *others}) == 4
-
-
-def test_every_module_that_trains_is_decisive() -> None:
-    """All that the trainer imports, but for what reads data, whose fingerprint counts, or only measures."""
-    needed, found = {"trainer"}, set()
-    while needed - found:
-        name = (needed - found).pop()
-        found.add(name)
-        tree = ast.parse((REPOSITORY / "pf_core" / f"{name}.py").read_text())
-        modules = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        needed |= {module.split(".")[1] for module in modules if module.startswith("pf_core.")} - {"training_set"}
-    files = {"atomic", "contracts", "copies", "lease", "source", "storage"}
-    assert found - files - {"search", "recall", "validation"} == set(DECISIVE_MODULES)
 
 
 def test_commands_for_one_node_and_for_many() -> None:
@@ -388,7 +374,7 @@ def test_commands_for_one_node_and_for_many() -> None:
     one = command_for(LaunchConfig(processes_per_node=2), job)
     assert " ".join(one[1:]) == (
         "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 2 "
-        "-m pf_assets.train_job /data/job.json"
+        "-m pf_assets.launch.train_job /data/job.json"
     )
     many = LaunchConfig(processes_per_node=8, num_nodes=4, rendezvous_endpoint="node0:29500")
     assert " ".join(command_for(many, job)[3:12]) == (
@@ -397,7 +383,7 @@ def test_commands_for_one_node_and_for_many() -> None:
 
 
 def test_a_rank_ends_with_the_process_that_launched_it() -> None:
-    code = "from pf_assets.train_job import _end_with_launcher; _end_with_launcher()"
+    code = "from pf_assets.launch.train_job import _end_with_launcher; _end_with_launcher()"
     rank = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True)
     assert rank.stdin is not None
     rank.stdin.close()

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from pf_assets.report import NoisyFacts, RecipeFacts, Report, ReportFacts, build_report, render_html, render_markdown
-from pf_assets.report_views import NOT_EXPLAINED
-from pf_core.claims import Results
-from pf_core.experiment import BASE, Recipe
-from pf_core.hyperparameters import TrainConfig, demo
-from pf_core.paper_claims import all_claims
-from pf_core.paper_results import paper_sections
-from pf_core.recipes import experiments
-from pf_core.site import Site, load_site
-from pf_core.verdicts import Interval
-from tests.outcomes import TASKS, make_store
+from pf_assets.report.report import NoisyFacts, RecipeFacts, ReportFacts, build_report, render_html, render_markdown
+from pf_assets.report.views import NOT_EXPLAINED, Report
+from pf_core.config.site import Site, load_site
+from pf_core.config.training import TrainConfig, demo
+from pf_core.experiments.bootstrap import Interval
+from pf_core.experiments.claims import Results
+from pf_core.experiments.paper_claims import all_claims
+from pf_core.experiments.paper_tables import paper_sections
+from pf_core.experiments.recipe import BASE, Recipe
+from pf_core.experiments.recipes import experiments
+from tests.support.outcomes import TASKS, make_store
 
 DEMO = Path(__file__).parents[2] / "dagster_home" / "demo.yaml"
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -13,11 +13,13 @@ import pyarrow as pa
 import pytest
 
 from pf_assets.definitions import build_definitions
-from pf_core.embeddings import column_of, embedding_state, index_dir, pin_embedding_state, release_root, snapshot_state
-from pf_core.pointer import opened_store, read_pointer
-from pf_core.site import Site
-from tests.daily import check_results, day, make_site, register_model, run
-from tests.sites import START
+from pf_core.config.site import Site
+from pf_core.embeddings.tables import embedding_state, pin_embedding_state, snapshot_state
+from pf_core.embeddings.vectors import column_of
+from pf_core.serving.index import index_dir
+from pf_core.serving.releases import opened_store, read_pointer, release_root
+from tests.support.daily import check_results, day, make_site, register_model, run
+from tests.support.sites import START
 
 LAST = day(2)
 CHECKS = {

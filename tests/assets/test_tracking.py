@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pf_assets.tracking import MAX_PARAM_CHARS, TrackedRun, Tracking, flatten, git_commit, run_url
-from pf_core.contracts import PipelineError
-from tests.sites import SmallSite
+from pf_assets.tracking.tracking import MAX_PARAM_CHARS, TrackedRun, Tracking, flatten, git_commit, run_url
+from pf_core.errors import PipelineError
+from tests.support.sites import SmallSite
 
 PARAMS = {"model": {"num_layers": 2}, "seed": 1, "types": ["repin", "click"]}
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.releases import REDIS_SERVER
+from tests.support.releases import REDIS_SERVER
 
 NUM_SLOTS = 16_384
 """Of a Redis Cluster."""
@@ -127,7 +127,7 @@ def new_bucket(server: dict[str, str], tmp_path: Path, monkeypatch: pytest.Monke
     """s3://…, with the clients' settings in the environment, and a cache of this test's own."""
     from s3fs import S3FileSystem
 
-    from pf_core.storage import path_of
+    from pf_core.storage.files import path_of
 
     for name, value in server.items():
         monkeypatch.setenv(name, value)

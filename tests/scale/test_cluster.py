@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from pf_core.site import EngineConfig
-from tests.engine_contract import run_daily_path
+from pf_core.config.site import EngineConfig
 from tests.scale.servers import SparkCluster, new_bucket, object_storage
 from tests.scale.test_spark import SETTINGS
+from tests.support.engine_contract import run_daily_path
 
 pytestmark = [pytest.mark.scale, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 

@@ -8,22 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from pf_core import lease
-from pf_core.atomic import MANIFEST, exclusive, publish_build, read_json, relying_on, start_build, write_json
-from pf_core.contracts import PipelineError
-from pf_core.copies import fetched
-from pf_core.storage import (
+from pf_core.errors import PipelineError
+from pf_core.storage import locks as lease
+from pf_core.storage.builds import MANIFEST, publish_build, start_build
+from pf_core.storage.cache import fetched
+from pf_core.storage.files import (
     copy_tree,
     etag_of,
     list_folder,
     local_dir,
     object_store,
     path_of,
+    read_json,
     remove_tree,
     upload,
     write_if_unchanged,
+    write_json,
     written,
 )
+from pf_core.storage.locks import exclusive, relying_on
 from tests.scale.servers import new_bucket, object_storage
 
 pytestmark = pytest.mark.scale

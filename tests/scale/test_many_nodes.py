@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pf_assets.launch import command_for, settings_for
-from pf_assets.train_job import TrainJob
-from pf_core.hyperparameters import LaunchConfig, TrainConfig, choose
-from tests.planted import write_planted_set
+from pf_assets.launch.processes import command_for, settings_for
+from pf_assets.launch.train_job import TrainJob
+from pf_core.config.training import LaunchConfig, TrainConfig, choose
 from tests.scale.servers import free_port, wait_until
+from tests.support.planted import write_planted_set
 
 pytestmark = pytest.mark.scale
 

@@ -11,24 +11,23 @@ import pytest
 from safetensors.numpy import load_file
 
 from pf_assets.definitions import build_definitions
-from pf_assets.model_plan import current_model, models_dir
-from pf_core.atomic import exclusive
-from pf_core.contracts import PipelineError
-from pf_core.copies import fetched
-from pf_core.embeddings import release_root
-from pf_core.pointer import Pointer, read_pointer, replace_pointer
-from pf_core.raw_actions import bucket_files
-from pf_core.release import forget_users, list_releases, rollback
-from pf_core.serving import Serving, UnknownIdError
-from pf_core.site import EngineConfig, Site
-from pf_core.storage import object_store, path_of
-from pf_core.timelines import timeline_state
-from tests import releases
-from tests.daily import day, run
-from tests.engine_contract import contract_site, run_daily_path
+from pf_core.config.site import EngineConfig, Site
+from pf_core.errors import PipelineError
+from pf_core.logs.partition import bucket_files
+from pf_core.serving.client import Serving, UnknownIdError
+from pf_core.serving.publish import forget_users, list_releases, rollback
+from pf_core.serving.releases import Pointer, read_pointer, release_root, replace_pointer
+from pf_core.storage.cache import fetched
+from pf_core.storage.files import object_store, path_of
+from pf_core.storage.locks import exclusive
+from pf_core.timelines.build import timeline_state
+from pf_core.training.plan import current_model, models_dir
 from tests.scale.servers import free_port, new_bucket, object_storage
-from tests.sites import START
-from tests.tiny_world import make_tiny_site
+from tests.support import releases
+from tests.support.daily import day, run
+from tests.support.engine_contract import contract_site, run_daily_path
+from tests.support.sites import START
+from tests.support.tiny_world import make_tiny_site
 
 pytestmark = pytest.mark.scale
 
@@ -126,7 +125,7 @@ def test_a_release_is_read_as_it_was_published(served: Site) -> None:
 
 
 def test_services_follow_the_pointer(served: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pf_core.serving.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("pf_core.serving.client.LOOK_EVERY_S", 0.0)
     serving = Serving(served)
     assert serving.release().manifest["release"] == "2026-01-02.1"
     rollback(served)
@@ -138,7 +137,7 @@ def test_services_follow_the_pointer(served: Site, monkeypatch: pytest.MonkeyPat
 def test_a_forgotten_user_leaves_the_copies_of_other_machines(
     served: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pf_core.serving.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("pf_core.serving.client.LOOK_EVERY_S", 0.0)
     serving = Serving(served)
     assert serving.release().look_up([USERS[3]]).found_N.all()
     with monkeypatch.context() as other:

@@ -13,9 +13,9 @@ import dagster as dg
 import pytest
 from mlflow import MlflowClient
 
-from pf_core.site import Site
+from pf_core.config.site import Site
 from tests.scale.servers import create_database, postgres
-from tests.tiny_world import make_tiny_site
+from tests.support.tiny_world import make_tiny_site
 
 pytestmark = pytest.mark.scale
 
@@ -101,7 +101,7 @@ def test_mlflow_is_kept_in_postgres(
     assert model.name == f"pinnerformer-{site.name}"
     assert model.aliases.keys() == {"candidate", "champion"}
     assert not list(Path(site.data_dir).rglob("*.db"))
-    shown = started(["pf_assets.cli", "promote"], environment)
+    shown = started(["pf_assets.cli.main", "promote"], environment)
     assert shown.returncode == 0, shown.stderr
     assert "champion" in shown.stdout
 
@@ -120,7 +120,7 @@ def test_no_password_is_told(environment: dict[str, str], site: Site, run: subpr
 def test_a_wrong_password_is_a_clear_error(environment: dict[str, str], run: subprocess.CompletedProcess[str]) -> None:
     password = str(urlsplit(environment["PF_MLFLOW_URI"]).password)
     wrong = environment["PF_MLFLOW_URI"].replace(password, "wrong-secret")
-    refused = started(["pf_assets.cli", "promote"], {**environment, "PF_MLFLOW_URI": wrong})
+    refused = started(["pf_assets.cli.main", "promote"], {**environment, "PF_MLFLOW_URI": wrong})
     assert refused.returncode == 1
     assert "error: MLflow's database at 127.0.0.1" in refused.stderr
     assert "password authentication failed" in refused.stderr

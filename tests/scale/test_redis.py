@@ -12,18 +12,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pf_core import redis_store
-from pf_core.contracts import PipelineError
-from pf_core.embeddings import release_root
-from pf_core.pointer import opened_store, read_pointer
-from pf_core.redis_store import RedisStore
-from pf_core.release import forget_users, rollback
-from pf_core.serving import Serving
-from pf_core.site import Site, TimelineConfig
-from tests import releases
-from tests.core.test_release import assert_serves, folders
-from tests.releases import publish, redis_server, write_day
+from pf_core.config.site import Site, TimelineConfig
+from pf_core.errors import PipelineError
+from pf_core.serving import redis_store
+from pf_core.serving.client import Serving
+from pf_core.serving.publish import forget_users, rollback
+from pf_core.serving.redis_store import RedisStore
+from pf_core.serving.releases import opened_store, read_pointer, release_root
 from tests.scale.servers import RedisNodes, free_port
+from tests.serving.test_publish import assert_serves, folders
+from tests.support import releases
+from tests.support.releases import publish, redis_server, write_day
 
 pytestmark = pytest.mark.scale
 

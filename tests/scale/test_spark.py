@@ -10,18 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from pf_core.checkpoint import save_model
-from pf_core.contracts import PipelineError, ds_range, shift_ds
-from pf_core.engine import report
-from pf_core.hyperparameters import tiny
-from pf_core.inference import ServedModel, choose_device, open_model
-from pf_core.model import PinnerFormer
-from pf_core.site import EngineConfig
-from pf_core.spark_engine import SparkEngine
-from tests.engine_contract import run_daily_path
-from tests.ingestion import outcome, write_parts
+from pf_core.config.site import EngineConfig
+from pf_core.config.training import tiny
+from pf_core.days import ds_range, shift_ds
+from pf_core.embeddings.inference import ServedModel, open_model
+from pf_core.engine.spark import SparkEngine
+from pf_core.errors import PipelineError
+from pf_core.model.checkpoint import save_model
+from pf_core.model.device import choose_device
+from pf_core.model.towers import PinnerFormer
+from pf_core.progress import report
 from tests.scale.servers import SparkCluster, wait_until
-from tests.sites import START, Row, SmallSite
+from tests.support.engine_contract import run_daily_path
+from tests.support.ingestion import outcome, write_parts
+from tests.support.sites import START, Row, SmallSite
 
 pytestmark = [pytest.mark.scale, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 

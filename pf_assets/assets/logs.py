@@ -1,0 +1,116 @@
+"""Group `logs`: what the site wrote, as our contracts want it."""
+
+import functools
+
+import dagster as dg
+
+from pf_assets.metadata.check_results import verdict_result
+from pf_assets.metadata.logs import describe_pin_features, describe_raw_actions
+from pf_assets.metadata.pages import column_schema, record_days
+from pf_assets.settings import ENGINE_POOL, daily_partitions, days_to_check, start_engine
+from pf_core.config.site import Site
+from pf_core.config.source import LearnedVectors
+from pf_core.logs.checks import judge_late_rows, judge_quarantine, judge_volume, trailing_manifests
+from pf_core.logs.deletion_list import read_deletion_list
+from pf_core.logs.ingest import ingest_days
+from pf_core.logs.partition import ingested_days, require_manifest
+from pf_core.pins.checks import judge_coverage
+from pf_core.pins.features import build_pin_features, pin_state
+from pf_core.schemas import raw_actions_schema
+
+GROUP = "logs"
+
+
+def raw_actions_asset(site: Site) -> dg.AssetsDefinition:
+    actions = site.source.actions
+
+    @dg.asset(
+        group_name=GROUP,
+        partitions_def=daily_partitions(site),
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        pool=ENGINE_POOL,
+        kinds={"parquet", "duckdb"},
+        metadata={
+            "source": f"{site.source.root}/{actions.path}",
+            "dagster/column_schema": column_schema(raw_actions_schema(actions.user_id.type, actions.pin_id.type)),
+        },
+    )
+    def raw_actions(context: dg.AssetExecutionContext) -> None:
+        """The day's actions: mapped to the contract, validated, de-duplicated, bucketed by user and sorted.
+
+        Everything else stands on this one typed table. A row that cannot be used goes to the quarantine with
+        its file, row number and reason; a late row goes to the day on which it happened.
+        """
+        with start_engine(site) as engine:
+            manifests = ingest_days(
+                site,
+                context.partition_keys,
+                engine=engine,
+                forgotten=read_deletion_list(site),
+                progress=context.log.info,
+            )
+            record_days(context, manifests, lambda manifest, _: describe_raw_actions(site, manifest))
+
+    return raw_actions
+
+
+def pin_features_asset(site: Site) -> dg.AssetsDefinition:
+    learns = isinstance(site.source.pins.vectors, LearnedVectors)
+    deps: list[dg.AssetDep] = []
+    if site.source.pins.is_incremental:
+        yesterday = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
+        deps.append(dg.AssetDep("pin_features", partition_mapping=yesterday))
+    if learns:
+        deps.append(dg.AssetDep("raw_actions"))
+
+    @dg.asset(
+        group_name=GROUP,
+        partitions_def=daily_partitions(site),
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        pool=ENGINE_POOL,
+        deps=deps,
+        kinds={"lance"},
+        metadata={"vectors": "learned from co-engagement" if learns else "given by the site"},
+    )
+    def pin_features(context: dg.AssetExecutionContext) -> None:
+        """Every pin's content vector, interest, and whether Homefeed may show it, as of the day.
+
+        It is what the model knows of a pin: its input for the actions of a sequence and for the pin tower.
+        """
+        with start_engine(site) as engine:
+            manifests = build_pin_features(site, context.partition_keys, engine=engine, progress=context.log.info)
+            record_days(context, manifests, functools.partial(describe_pin_features, site))
+
+    return pin_features
+
+
+def log_checks(site: Site) -> list[dg.AssetChecksDefinition]:
+    @dg.asset_check(asset="raw_actions", blocking=True)
+    def quarantined_share_is_normal(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        """Too many unusable rows mean a broken log or mapping, not a few broken rows."""
+        days = days_to_check(context, ingested_days(site))
+        return verdict_result(context, [judge_quarantine(require_manifest(site, ds), site.quality) for ds in days])
+
+    @dg.asset_check(asset="raw_actions", blocking=True)
+    def volume_is_normal(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        """A day far below or above the days before it is incomplete or doubled."""
+        days = days_to_check(context, ingested_days(site))
+        return verdict_result(
+            context,
+            [judge_volume(require_manifest(site, ds), trailing_manifests(site, ds), site.quality) for ds in days],
+        )
+
+    @dg.asset_check(asset="raw_actions")
+    def late_rows_are_received(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        """A late row waits in its file until the day on which it happened is re-run."""
+        days = days_to_check(context, ingested_days(site))
+        verdicts = [judge_late_rows(site, require_manifest(site, ds)) for ds in days]
+        return verdict_result(context, verdicts, severity=dg.AssetCheckSeverity.WARN)
+
+    @dg.asset_check(asset="pin_features", additional_deps=["raw_actions"])
+    def actions_have_pin_features(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        """An action without a pin feature is invisible to the model."""
+        days = days_to_check(context, pin_state(site).days())
+        return verdict_result(context, [judge_coverage(site, ds) for ds in days], severity=dg.AssetCheckSeverity.WARN)
+
+    return [quarantined_share_is_normal, volume_is_normal, late_rows_are_received, actions_have_pin_features]

@@ -1,0 +1,79 @@
+"""Group `timelines`: every user's actions in one row."""
+
+import functools
+
+import dagster as dg
+
+from pf_assets.metadata.logs import describe_user_timelines
+from pf_assets.metadata.pages import column_schema, record_days
+from pf_assets.settings import ENGINE_POOL, daily_partitions, days_to_check, start_engine
+from pf_core.config.site import Site
+from pf_core.logs.deletion_list import read_deletion_list
+from pf_core.schemas import user_timelines_schema
+from pf_core.timelines.build import build_timelines, timeline_state
+from pf_core.timelines.checks import audit_day
+
+GROUP = "timelines"
+
+
+class TimelineRun(dg.Config):
+    """`rebuild`: make the first day of the run from the logs of its whole window, not from the day before."""
+
+    rebuild: bool = False
+
+
+def user_timelines_asset(site: Site) -> dg.AssetsDefinition:
+    actions = site.source.actions
+
+    @dg.asset(
+        group_name=GROUP,
+        partitions_def=daily_partitions(site),
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        pool=ENGINE_POOL,
+        deps=[
+            dg.AssetDep("raw_actions"),
+            dg.AssetDep(
+                "user_timelines", partition_mapping=dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
+            ),
+        ],
+        kinds={"lance"},
+        metadata={
+            "window_days": site.timelines.window_days,
+            "max_actions": site.timelines.max_actions,
+            "num_buckets": site.timelines.num_buckets,
+            "dagster/column_schema": column_schema(user_timelines_schema(actions.user_id.type, actions.pin_id.type)),
+        },
+    )
+    def user_timelines(context: dg.AssetExecutionContext, config: TimelineRun) -> None:
+        """One row a user: the trailing window's actions in ascending order, as of the day (paper, section 3.5).
+
+        Training samples its examples from it, and inference takes its newest actions. A day is built from the
+        one before it by touching the users who were active, and equals a rebuild from the logs.
+        """
+        with start_engine(site) as engine:
+            manifests = build_timelines(
+                site,
+                context.partition_keys,
+                engine=engine,
+                forgotten=read_deletion_list(site),
+                rebuild=config.rebuild,
+                progress=context.log.info,
+            )
+            record_days(context, manifests, functools.partial(describe_user_timelines, site))
+
+    return user_timelines
+
+
+def timeline_checks(site: Site) -> list[dg.AssetChecksDefinition]:
+    @dg.asset_check(asset="user_timelines", blocking=True)
+    def timelines_are_sound(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        """Every active user has one row, in ascending order, with nothing later than the day."""
+        days = days_to_check(context, timeline_state(site).days())
+        faults = {ds: fault for ds in days if (fault := audit_day(site, ds)) is not None}
+        return dg.AssetCheckResult(
+            passed=not faults,
+            description="; ".join(f"{ds}: {fault}" for ds, fault in faults.items()) or "no fault found",
+            metadata={"days_audited": len(days)},
+        )
+
+    return [timelines_are_sound]

@@ -1,0 +1,70 @@
+"""`pf promote`: which model serves is a decision that a person can make, undo, and look up."""
+
+from typing import Annotated
+
+import typer
+
+from pf_assets.settings import current_site
+from pf_assets.tracking.tracking import Promotion, RegisteredModel, Tracking
+from pf_core.errors import PipelineError, materialize_command
+
+
+def promote(
+    version: Annotated[int | None, typer.Argument(help="a registry version; without it, all are listed")] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="go back to the champion before the current one")] = False,
+    because: Annotated[str | None, typer.Option(help="the reason, which stays with the model")] = None,
+) -> None:
+    """Make a registered model the champion, or take the last promotion back; without arguments, list the models."""
+    tracking = Tracking(current_site())
+    if version is not None and undo:
+        raise PipelineError(f"promote version {version}, or --undo the last promotion: not both")
+    if undo:
+        _announce(tracking.undo_promotion(because=because))
+    elif version is not None:
+        if not because:
+            raise PipelineError(f'say why: pf promote {version} --because "..." (the reason stays with the model)')
+        tracking.promote(version, because=because)
+        champion = tracking.champion()
+        assert champion is not None
+        _announce(champion)
+    else:
+        _list(tracking)
+
+
+def _announce(champion: RegisteredModel) -> None:
+    typer.echo(
+        f"the champion is version {champion.version}, model {champion.served_version}. The next new day of "
+        "user_embeddings embeds everybody with it; until its release, the current one keeps serving"
+    )
+
+
+def _list(tracking: Tracking) -> None:
+    models = tracking.versions()
+    if not models:
+        raise PipelineError(
+            f"no model is registered yet. Train one: {materialize_command('training_set,pinnerformer_model')}"
+        )
+    champion, candidate = tracking.champion(), tracking.candidate()
+    for model in models:
+        aliases = [alias for alias, one in (("champion", champion), ("candidate", candidate)) if one == model]
+        recall, coverage = (
+            model.tags.get(f"evaluation_{name}", "-") for name in ("recall_at_10", "p90_coverage_at_10")
+        )
+        typer.secho(
+            f"version {model.version:<4} {model.served_version:<18} {', '.join(aliases):<20} "
+            f"recall@10 {recall:<7} P90 coverage@10 {coverage}".rstrip(),
+            bold=bool(aliases),
+        )
+        if "evaluation_decision" in model.tags:
+            typer.echo(f"  {model.tags['evaluation_decision']}")
+    typer.secho("champions, newest first", bold=True)
+    for promotion in reversed(tracking.promotions()):
+        typer.echo(f"  {_line(promotion)}")
+
+
+def _line(promotion: Promotion) -> str:
+    line = f"{promotion.promoted_at or 'at an unknown time':<25} version {promotion.version}: {promotion.because}"
+    if promotion.undone_at is None:
+        return line
+    because = f": {promotion.undone_because}" if promotion.undone_because else ""
+    return f"{line} (undone {promotion.undone_at}{because})"

@@ -1,0 +1,108 @@
+"""Pages of training_set and pinnerformer_model."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from matplotlib.figure import Figure
+
+from pf_assets.metadata.pages import MAX_SAMPLE_ROWS, Metadata, picture, table
+
+
+def describe_training_set(path: Path, manifest: Mapping[str, Any]) -> Metadata:
+    counts = manifest["counts"]
+    splits = [{"split": split, **counts[split]} for split in ("train", "held_out")]
+    left_out = {
+        "users without an action left": counts["users_left_out"],
+        "users forgotten": counts["users_forgotten"],
+        **{f"actions: {reason}": count for reason, count in counts["dropped"].items()},
+    }
+    return {
+        "cut_ds": manifest["cut_ds"],
+        "fingerprint": manifest["fingerprint"],
+        "train_users": counts["train"]["users"],
+        "train_actions": counts["train"]["actions"],
+        "train_positives": counts["train"]["positives"],
+        "held_out_users": counts["held_out"]["users"],
+        "pins": counts["pins"],
+        "candidates": counts["candidates"],
+        "splits": table(splits),
+        "left_out": table([{"what": what, "count": count} for what, count in left_out.items()]),
+        "vocabularies": dg.MetadataValue.json(manifest["vocabularies"]),
+        "inputs": dg.MetadataValue.json(manifest["inputs"]),
+        "path": dg.MetadataValue.path(str(path)),
+        "dagster/row_count": counts["train"]["users"],
+    }
+
+
+def describe_model(
+    run_dir: Path, manifest: Mapping[str, Any], history: Sequence[Mapping[str, float]], mlflow_url: str
+) -> Metadata:
+    result, metrics = manifest["result"], manifest["result"]["metrics"]
+    file = run_dir / "training.png"
+    return {
+        "model_version": manifest["model_version"],
+        "registry_version": manifest["mlflow"]["version"] or "not registered",
+        "cut_ds": manifest["cut_ds"],
+        "training_set": manifest["training_set"],
+        "steps": result["num_steps"],
+        "seconds": round(result["seconds"], 1),
+        "processes": result["num_processes"],
+        "parameters": result["num_parameters"],
+        "loss": metrics["loss"],
+        "temperature": metrics["temperature"],
+        "recall_at_10": _number(metrics["recall_at_10"]),
+        "examples_per_s": _mean(history, "examples_per_s"),
+        "data_wait_share": _mean(history, "data_wait_share"),
+        "training": picture(plot_training(history), file),
+        "training_png": dg.MetadataValue.path(str(file)),
+        "measurements": table(_sparse(history)),
+        "config": dg.MetadataValue.json(manifest["config"]),
+        "mlflow_run": dg.MetadataValue.url(mlflow_url),
+        "path": dg.MetadataValue.path(str(run_dir / "model")),
+    }
+
+
+def _number(value: float) -> float | str:
+    """Dagster's pages cannot show NaN."""
+    return value if math.isfinite(value) else "undefined"
+
+
+def _mean(history: Sequence[Mapping[str, float]], name: str) -> float:
+    values = [measurement[name] for measurement in history if name in measurement]
+    return sum(values) / len(values)
+
+
+def _sparse(history: Sequence[Mapping[str, float]]) -> list[Metadata]:
+    """A few rows from the first to the last step, each with what was known by then."""
+    known: dict[int, dict[str, float]] = {}
+    latest: dict[str, float] = {}
+    for measurement in history:
+        latest |= measurement
+        known[int(measurement["step"])] = dict(latest)
+    steps = sorted(known)
+    chosen = {steps[round(row * (len(steps) - 1) / (MAX_SAMPLE_ROWS - 1))] for row in range(MAX_SAMPLE_ROWS)}
+    names = ("loss", "recall_at_10", "temperature", "learning_rate", "gradient_norm", "examples_per_s")
+    return [
+        {"step": step} | {name: f"{known[step][name]:.4g}" if name in known[step] else "" for name in names}
+        for step in sorted(chosen)
+    ]
+
+
+def plot_training(history: Sequence[Mapping[str, float]]) -> Figure:
+    figure = Figure(figsize=(7, 3), layout="constrained")
+    left = figure.add_subplot()
+    right = left.twinx()
+    for axes, name, label, style in (
+        (left, "loss", "loss", {"color": "#bd081c"}),
+        (right, "recall_at_10", "recall@10, held-out users", {"color": "#0a6b77", "marker": "o", "markersize": 3}),
+    ):
+        points = [(measurement["step"], measurement[name]) for measurement in history if name in measurement]
+        axes.plot(*zip(*points, strict=True), **style)
+        axes.set_ylabel(label, color=style["color"])
+        axes.spines["top"].set_visible(False)
+    left.set(xlabel="step", title="Training")
+    right.set_ylim(bottom=0)
+    return figure

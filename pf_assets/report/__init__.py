@@ -1,0 +1,4 @@
+"""The report on the paper: every table and figure beside our numbers, and a verdict for each claim.
+
+Read `report.py` first.
+"""

@@ -1,0 +1,111 @@
+"""The report as Markdown, for the repository."""
+
+from collections.abc import Iterator, Sequence
+
+from pf_assets.report.views import Cell, ClaimView, Report, SectionView, Table
+
+
+def to_markdown(report: Report, *, figures: str) -> str:
+    """`figures` is the folder of the figures, as seen from the text."""
+    return "\n".join(_lines(report, figures)) + "\n"
+
+
+def _lines(report: Report, figures: str) -> Iterator[str]:
+    yield "# What the paper claims, and what holds here"
+    yield ""
+    yield "PinnerFormer (KDD 2022), every offline table and figure, trained anew and judged by one rule."
+    yield ""
+    yield from _grid(
+        [*report.counts, "claims"],
+        [[*(f"{count} ({report.share(verdict)})" for verdict, count in report.counts.items()), str(report.num_claims)]],
+    )
+    yield "## At a glance"
+    yield ""
+    yield from _grid(
+        ["", "in the paper", "claims"],
+        [
+            [f"[{section.title}](#{section.name})", section.where, " ".join(claim.mark for claim in section.claims)]
+            for section in report.sections
+            if section.claims
+        ],
+    )
+    yield "✓ reproduced, ≈ not distinguishable, ✗ contradicted, · not run."
+    yield ""
+    if report.failed:
+        yield "What does not hold, or cannot be told:"
+        yield ""
+        yield from (f"- {claim.mark} {claim.verdict}: {claim.says} (`{claim.id}`)" for claim in report.failed)
+        yield ""
+    yield "## What was trained and judged"
+    yield ""
+    yield from _grid(["", ""], [[name, value] for name, value in report.facts])
+    yield "The rule:"
+    yield ""
+    yield from (f"- {sentence}" for sentence in report.rule)
+    yield ""
+    for section in report.sections:
+        yield from _section(section, figures)
+    yield "## Runs"
+    yield ""
+    yield from _grid(["recipe", "seeds", "minutes a seed", "parameters"], [run[:4] for run in report.runs])
+    if report.left_out:
+        yield "Left out:"
+        yield ""
+        yield from (f"- {reason}" for reason in report.left_out)
+        yield ""
+    yield "Tables 7 and 8 of the paper are A/B experiments: nothing offline reproduces them."
+
+
+def _section(section: SectionView, figures: str) -> Iterator[str]:
+    yield f'<a id="{section.name}"></a>'
+    yield ""
+    yield f"## {section.title} ({section.where})"
+    yield ""
+    for picture in section.pictures:
+        yield f"![{picture.title}]({figures}/{picture.name}.png)"
+        yield ""
+        if picture.text:
+            yield f"**{picture.title}.** {picture.text}"
+            yield ""
+    if not section.pictures:
+        yield "No figure: its recipes have not been run."
+        yield ""
+    if section.note:
+        yield section.note
+        yield ""
+    if section.table is not None:
+        yield from _table(section.table)
+    for claim in section.claims:
+        yield from _claim(claim)
+    if section.claims:
+        yield ""
+
+
+def _table(table: Table) -> Iterator[str]:
+    labels = [label for label, span in table.groups for _ in range(span)]
+    header = [f"{label}: {whose}" for label, whose in zip(labels, table.columns, strict=True)]
+    rows = [
+        [f"**{label}**" if is_base else label, *(_cell(cell) for cell in cells)] for label, is_base, cells in table.rows
+    ]
+    return _grid(["", *header], rows)
+
+
+def _cell(cell: Cell) -> str:
+    return f"{cell.text} ({cell.interval})" if cell.interval else cell.text
+
+
+def _claim(claim: ClaimView) -> Iterator[str]:
+    yield f"- {claim.mark} **{claim.verdict}**: {claim.says} ({claim.where}; `{claim.id}`)"
+    for statistic in claim.statistics:
+        yield f"  - `{statistic.text}`: {statistic.estimate} ({statistic.interval})"
+    if claim.missing:
+        yield f"  - needs: {claim.missing}"
+    if claim.explanation:
+        yield f"  - why: {claim.explanation}"
+
+
+def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(header)} |"
+    yield f"|{'---|' * len(header)}"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+    yield ""

@@ -1,0 +1,136 @@
+"""From the MLflow store to the report's files: what was run, how it went, and where it can be looked at.
+
+<site>/paper_report/index.html               one page that needs nothing else
+<site>/paper_report/report.md, figures/      the same for a repository
+"""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from pf_assets.metadata.pages import Metadata, table
+from pf_assets.report.report import NoisyFacts, RecipeFacts, ReportFacts, build_report, render_html, render_markdown
+from pf_assets.report.views import Report
+from pf_assets.settings import REPOSITORY, mlflow_server
+from pf_assets.tracking.experiment_store import Outcome, StoredResults, read_results
+from pf_assets.tracking.tracking import TrackedRun, run_url
+from pf_core.config.site import Site
+from pf_core.experiments.bootstrap import Interval
+from pf_core.experiments.claims import Results, read_explanations
+from pf_core.experiments.paper_claims import all_claims
+from pf_core.experiments.recipe import BASE
+from pf_core.storage.files import read_json
+from pf_core.training.training_set import DESCRIPTION, latest_training_set
+
+EXPLAINED_SITE = "experiments"
+
+EXPLANATIONS = REPOSITORY / "docs" / "report" / "explanations.yaml"
+"""Why claims do not hold on the site of that name; another site's failures have reasons of their own."""
+
+PAGE, TEXT, FIGURES = "index.html", "report.md", "figures"
+
+
+def report_dir(site: Site) -> Path:
+    return site.workspace / "paper_report"
+
+
+def write_report(site: Site, *, progress: Callable[[str], None]) -> Metadata:
+    """Write the report on the experiments that are in the store; what to show of it."""
+    stored, folder = read_results(site), report_dir(site)
+    for sentence in stored.left_out:
+        progress(f"left out: {sentence}")
+    results = Results(stored.scores())
+    progress(f"{len(stored.outcomes)} recipes, {sum(map(len, stored.outcomes.values()))} runs")
+    report = build_report(results, _facts(site, stored, results))
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder / FIGURES, ignore_errors=True)
+    (folder / TEXT).write_text(render_markdown(report, folder / FIGURES), encoding="utf-8")
+    (folder / PAGE).write_text(render_html(report), encoding="utf-8")
+    return describe_report(folder, report)
+
+
+def describe_report(folder: Path, report: Report) -> Metadata:
+    return {
+        **{verdict.replace(" ", "_"): count for verdict, count in report.counts.items()},
+        "claims": report.num_claims,
+        "verdicts": table(
+            [
+                {"verdict": f"{claim.mark} {claim.verdict}", "claim": claim.says, "id": claim.id}
+                for claim in report.claims
+            ]
+        ),
+        "recipes": len(report.runs),
+        "page": dg.MetadataValue.path(str(folder / PAGE)),
+        "text": dg.MetadataValue.path(str(folder / TEXT)),
+    }
+
+
+def _facts(site: Site, stored: StoredResults, results: Results) -> ReportFacts:
+    manifest = read_json(latest_training_set(site) / DESCRIPTION)
+    base = site.training.train_config
+    claims = all_claims(base.model, results.tasks)
+    return ReportFacts(
+        facts=_plain_facts(site, stored, manifest),
+        recipes={name: _recipe_facts(seeds) for name, seeds in stored.outcomes.items()},
+        noisy={noise: _noisy_facts(outcome) for noise, outcome in sorted(stored.noisy.items())},
+        explanations=read_explanations(EXPLANATIONS, claims) if site.name == EXPLAINED_SITE else {},
+        feature_dim=int(manifest["feature_dim"]),
+        left_out=stored.left_out,
+    )
+
+
+def _plain_facts(site: Site, stored: StoredResults, manifest: Mapping[str, Any]) -> dict[str, object]:
+    outcomes = [outcome for seeds in stored.outcomes.values() for outcome in seeds]
+    trained = [outcome for outcome in outcomes if outcome.params]
+    counts, asked = manifest["counts"], outcomes[0].judgement()["counts"]
+    codes = sorted({outcome.tags["code"] for outcome in trained})
+    return {
+        "Site": site.name,
+        "Training set": f"{manifest['fingerprint']}, until {manifest['cut_ds']}",
+        "Users trained on": counts["train"]["users"],
+        "Their actions": counts["train"]["actions"],
+        "Pins": counts["pins"],
+        "Question": stored.question,
+        "Users who judge": asked["users"],
+        "Their positives": asked["positives"],
+        "Pins of the index": asked["pins"],
+        "Steps of a training": site.training.train_config.optimizer.num_steps,
+        "Users of a step": site.training.train_config.batch_users,
+        "Models trained": len(trained),
+        "Versions of the training code": ", ".join(codes),
+        "Last run": max(outcome.ended_at for outcome in outcomes),
+    }
+
+
+def _recipe_facts(seeds: Sequence[Outcome]) -> RecipeFacts:
+    judgements, first = [outcome.judgement() for outcome in seeds], seeds[0]
+    parent = TrackedRun(experiment_id=first.run.experiment_id, run_id=first.tags["mlflow.parentRunId"])
+    trained = [judgement["training"] for judgement in judgements if judgement["training"] is not None]
+    return RecipeFacts(
+        seconds=sum(result["seconds"] for result in trained) / len(trained) if trained else None,
+        num_parameters=trained[0]["num_parameters"] if trained else None,
+        config=judgements[0]["config"],
+        mlflow_url=run_url(parent, mlflow_server()),
+        by_density=_by_density(judgements[0]["by_density"]),
+    )
+
+
+def _noisy_facts(outcome: Outcome) -> NoisyFacts:
+    judged = outcome.judgement()["beside_rivals"]
+    recalls = {
+        kind: {
+            name: _by_density(contenders[name]) for name in sorted(contenders, key=lambda name: (name != BASE, name))
+        }
+        for kind, contenders in judged.items()
+    }
+    return NoisyFacts(outcome.recipe, _recipe_facts([outcome]), recalls)
+
+
+def _by_density(summaries: Mapping[str, Any]) -> dict[int, Interval]:
+    return {
+        int(size): Interval(summary["recall_at_10"], *summary["recall_at_10_interval"])
+        for size, summary in summaries.items()
+    }

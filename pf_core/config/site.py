@@ -1,0 +1,193 @@
+"""One YAML file describes a site: its logs, the days, and how the pipeline runs on it."""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from pf_core.config.base import Strict
+from pf_core.config.serving import ServingConfig
+from pf_core.config.source import LearnedVectors, Source, ds_text
+from pf_core.config.training import TrainingConfig
+from pf_core.errors import PipelineError
+from pf_core.storage.files import is_remote, local_dir, path_of
+
+
+class TimelineConfig(Strict):
+    num_buckets: int = Field(default=8, ge=1, le=65_536)
+    window_days: int = Field(default=365, ge=1)
+    max_actions: int = Field(default=10_000, ge=1)
+    """Actions kept of one user, the newest ones."""
+    piece_actions: int = Field(default=64, ge=1)
+    """Of a user's actions, so many are stored together; of them all, a day writes at most so many anew."""
+    retention_days: int = Field(default=60, ge=2)
+    """Days whose state stays readable; older ones are dropped, and their files removed."""
+    compact_after_fragments: int = Field(default=24, ge=2)
+
+
+class EngineConfig(Strict):
+    """Where per-bucket work runs: in processes of this machine, or as tasks of a Spark cluster."""
+
+    kind: Literal["local", "spark"] = "local"
+    num_workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
+    """Buckets at a time; of a cluster, its cores."""
+    memory_mb: int = Field(default=2048, ge=64)
+    """What the shuffle holds in memory, over all workers, before it spills to disk."""
+    master: str | None = None
+    """Of Spark: spark://host:7077, yarn, k8s://…"""
+    spark: dict[str, str] = Field(default_factory=dict)
+    """Spark's own settings, such as spark.executor.memory."""
+
+    @model_validator(mode="after")
+    def _spark_has_a_master(self) -> "EngineConfig":
+        if self.kind == "spark" and self.master is None:
+            raise ValueError("kind: spark needs a master, such as spark://host:7077")
+        if self.kind == "local" and (self.master is not None or self.spark):
+            raise ValueError("master and spark are settings of kind: spark")
+        return self
+
+
+class QualityConfig(Strict):
+    """When a day's logs are abnormal enough to stop everything downstream."""
+
+    max_quarantined_share: float = Field(default=0.02, ge=0, le=1)
+    trailing_days: int = Field(default=14, ge=1)
+    min_trailing_days: int = Field(default=3, ge=1)
+    min_volume_ratio: float = Field(default=0.5, ge=0)
+    max_volume_ratio: float = Field(default=2.0, gt=0)
+    min_feature_coverage: float = Field(default=0.9, ge=0, le=1)
+    """Share of a day's actions whose pin has a feature; below it, a warning."""
+
+
+class Site(Strict):
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
+    start_ds: str
+    end_ds: str | None = None
+    data_dir: str = "../data"
+    """A folder, or s3://bucket/folder; so may be the logs' root and the deletion list."""
+    deletion_list: str | None = None
+    """A text file with one user id a line: those users leave and stay out. If it is named, it must exist."""
+    source: Source
+    timelines: TimelineConfig = TimelineConfig()
+    engine: EngineConfig = EngineConfig()
+    quality: QualityConfig = QualityConfig()
+    training: TrainingConfig = TrainingConfig()
+    serving: ServingConfig = ServingConfig()
+
+    @field_validator("start_ds", "end_ds", mode="before")
+    @classmethod
+    def _dates_as_text(cls, value: Any) -> Any:
+        return None if value is None else ds_text(value)
+
+    @model_validator(mode="after")
+    def _days_in_order(self) -> "Site":
+        if self.end_ds is not None and self.end_ds < self.start_ds:
+            raise ValueError(f"end_ds {self.end_ds} is before start_ds {self.start_ds}")
+        late_days = self.source.actions.late_days
+        if self.serving.retention_days < late_days + 2:
+            raise ValueError(
+                f"serving.retention_days is {self.serving.retention_days}: late rows of {late_days} days need at least "
+                f"{late_days + 2}"
+            )
+        vectors = self.source.pins.vectors
+        if isinstance(vectors, LearnedVectors) and vectors.until <= self.start_ds:
+            raise ValueError(
+                f"source.pins.vectors.until is {vectors.until}: there are no actions before start_ds {self.start_ds}"
+            )
+        return self
+
+    @property
+    def directory(self) -> Path:
+        """Where this site's assets lie."""
+        return path_of(self.data_dir) / self.name
+
+    @property
+    def workspace(self) -> Path:
+        """On this machine: where it works, and keeps what only it needs. If the assets lie on disk, beside them."""
+        if not is_remote(self.directory):
+            return self.directory
+        return local_dir() / f"{self.name}-{hashlib.sha256(self.data_dir.encode()).hexdigest()[:8]}"
+
+    @property
+    def log_root(self) -> Path:
+        return path_of(self.source.root)
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.model_dump_json(exclude={"engine", "training", "serving"}).encode()).hexdigest()[:16]
+
+
+def load_site(path: Path, *, environment: Mapping[str, str]) -> Site:
+    """Read and validate a site file. `${NAME}` is taken from `environment`; relative paths count from the file."""
+    if not path.is_file():
+        raise PipelineError(f"no site file at {path}; set PF_SITE to the YAML file that describes your logs")
+    try:
+        content = yaml.load(_substitute(path.read_text(encoding="utf-8"), environment, path), Loader=_UniqueKeys)
+    except UnicodeDecodeError as error:
+        raise PipelineError(f"{path} is not UTF-8 text: {error}") from error
+    except yaml.YAMLError as error:
+        raise PipelineError(f"{path} is not valid YAML: {_without_content(error)}") from None
+    if not isinstance(content, dict):
+        raise PipelineError(f"{path} must hold a mapping with name, start_ds and source")
+    try:
+        site = Site.model_validate(content)
+    except ValidationError as error:
+        raise PipelineError(f"{path}:\n{_explain(error)}") from None  # its text quotes values, and so a secret
+    folder = path.resolve().parent
+    return site.model_copy(
+        update={
+            "data_dir": _from(folder, site.data_dir),
+            "deletion_list": None if site.deletion_list is None else _from(folder, site.deletion_list),
+            "source": site.source.model_copy(update={"root": _from(folder, site.source.root)}),
+        }
+    )
+
+
+def _from(folder: Path, path: str) -> str:
+    """A path as the site file has it, made absolute; a URL is."""
+    return str(path_of(path)) if "://" in path else str((folder / path).resolve())
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML lets a later key silently replace an earlier one; here that is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"key {key!r} stands twice in the mapping from line {node.start_mark.line + 1} on")
+        return super().construct_mapping(node, deep)
+
+
+def _without_content(error: yaml.YAMLError) -> str:
+    """What is wrong and where; not the line itself, into which a secret may have been substituted."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem} in line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
+    return str(error)
+
+
+def _substitute(text: str, environment: Mapping[str, str], path: Path) -> str:
+    def value(match: re.Match[str]) -> str:
+        name, default = match["name"], match["default"]
+        if name in environment:
+            return environment[name]
+        if default is not None:
+            return default
+        raise PipelineError(f"{path} needs the environment variable {name}, which is not set")
+
+    return re.sub(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}", value, text)
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors():
+        field = ".".join(str(part) for part in problem["loc"])
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            message = "is not a known key (a typo?)"
+        lines.append(f"  {field}: {message}" if field else f"  {message}")
+    return "\n".join(lines)

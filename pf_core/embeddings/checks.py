@@ -1,0 +1,125 @@
+"""Is a day of user_embeddings, the snapshot or pin_embeddings fit to be served?"""
+
+import statistics
+
+import numpy as np
+import pyarrow as pa
+
+from pf_core.check_result import CheckResult
+from pf_core.config.site import Site
+from pf_core.days import shift_ds
+from pf_core.embeddings.tables import embedding_state, pin_embedding_state, snapshot_state
+from pf_core.embeddings.vectors import find_fault
+from pf_core.engine.daily_state import Manifest
+from pf_core.pins.features import pin_state
+
+BATCH_ROWS = 65_536
+
+
+def judge_embeddings(site: Site, ds: str) -> CheckResult:
+    """Every row of the day is finite, of unit norm, and of the day's model."""
+    state = embedding_state(site)
+    manifest = state.require(ds)
+    for bucket in range(state.num_buckets):
+        fault = find_fault(
+            state.open_bucket(ds, bucket).to_table(), key="user_id", model_version=manifest["model_version"]
+        )
+        if fault is not None:
+            return CheckResult(ds, False, f"bucket {bucket}: {fault}")
+    return CheckResult(
+        ds, True, f"{manifest['counts']['users']:,} embeddings of model {manifest['model_version']} are sound"
+    )
+
+
+def judge_active_coverage(site: Site, ds: str) -> CheckResult:
+    """Active users with an embedding / active users ≥ min_active_coverage; a day without active users passes."""
+    counts, least = embedding_state(site).require(ds)["counts"], site.serving.quality.min_active_coverage
+    active = counts["active_users"]
+    share = counts["active_users_with_embedding"] / active if active else 1.0
+    reason = f"{share:.2%} of {active:,} active users have an embedding, at least {least:.0%} must"
+    return CheckResult(ds, share >= least, reason)
+
+
+def judge_users_kept(site: Site, ds: str) -> CheckResult:
+    """The rows are as many as the manifest says, and the day before's users are all there but the forgotten.
+
+    On a day on which everybody was embedded anew, those whose timeline has run out of the window leave, too.
+    """
+    state = snapshot_state(site)
+    counts = state.require(ds)["counts"]
+    stored = sum(state.open_bucket(ds, bucket).count_rows() for bucket in range(state.num_buckets))
+    if stored != counts["users"]:
+        return CheckResult(ds, False, f"{stored:,} users are stored, the manifest says {counts['users']:,}")
+    expected = counts["previous_users"] + counts["new"] - counts["forgotten"] - counts["expired"]
+    reason = (
+        f"{counts['previous_users']:,} users of the day before + {counts['new']:,} new - {counts['forgotten']:,} "
+        f"forgotten - {counts['expired']:,} without a timeline = {expected:,}; stored are {stored:,}"
+    )
+    return CheckResult(ds, stored == expected, reason)
+
+
+def judge_one_model(site: Site, ds: str) -> CheckResult:
+    """Every row of the snapshot, and the day's embeddings, are of one model version."""
+    state = snapshot_state(site)
+    version = state.require(ds)["model_version"]
+    others = sum(
+        state.open_bucket(ds, bucket).count_rows(f"model_version != '{version}'") for bucket in range(state.num_buckets)
+    )
+    delta = embedding_state(site).manifest(ds)
+    if delta is not None and delta["model_version"] != version:
+        return CheckResult(ds, False, f"the snapshot has model {version}, user_embeddings {delta['model_version']}")
+    return CheckResult(ds, others == 0, f"{others:,} rows are of another model than {version}")
+
+
+def judge_drift(site: Site, ds: str) -> CheckResult:
+    """The day's mean embedding lies near that of the days before, and users moved about as far as usual.
+
+    Compared are trailing days of the same model on which the active users were embedded; without any, all passes.
+    """
+    quality = site.serving.quality
+    deltas, snapshots = embedding_state(site), snapshot_state(site)
+    today = deltas.require(ds)
+    days = [shift_ds(ds, -offset) for offset in range(1, quality.trailing_days + 1)]
+    trailing = [day for day in days if _is_comparable(deltas.manifest(day), today)]
+    if not _is_comparable(today, today) or not trailing:
+        return CheckResult(ds, True, "no earlier day of this model to compare with")
+    means = np.array([deltas.require(day)["mean_vector"] for day in trailing])
+    drift = float(np.linalg.norm(np.array(today["mean_vector"]) - means.mean(axis=0)))
+    changes = [change for day in trailing if (change := _change(snapshots.manifest(day))) is not None]
+    change = _change(snapshots.manifest(ds))
+    ratio = change / statistics.median(changes) if change is not None and changes and min(changes) > 0 else 1.0
+    reason = (
+        f"the mean embedding lies {drift:.3f} from that of {len(trailing)} days before (at most "
+        f"{quality.max_mean_drift:g}); users moved {ratio:.2f} times as far as usual (at most "
+        f"{quality.max_change_ratio:g})"
+    )
+    return CheckResult(ds, drift <= quality.max_mean_drift and ratio <= quality.max_change_ratio, reason)
+
+
+def _is_comparable(manifest: Manifest | None, today: Manifest) -> bool:
+    if manifest is None or manifest["mode"] != "active" or manifest["mean_vector"] is None:
+        return False
+    return bool(manifest["model_version"] == today["model_version"])
+
+
+def _change(manifest: Manifest | None) -> float | None:
+    if manifest is None or manifest["change"] is None:
+        return None
+    return float(manifest["change"]["mean_distance"])
+
+
+def judge_pin_embeddings(site: Site, ds: str) -> CheckResult:
+    """Every candidate has one finite embedding of unit norm, of the model of the day's users."""
+    state = pin_embedding_state(site)
+    manifest, users, pins = state.require(ds), embedding_state(site).manifest(ds), pin_state(site).manifest(ds)
+    version, num_pins = manifest["model_version"], 0
+    if users is not None and users["model_version"] != version:
+        return CheckResult(ds, False, f"pins have model {version}, users {users['model_version']}")
+    for batch in state.open_bucket(ds, 0).scanner(batch_size=BATCH_ROWS).to_reader():
+        table = pa.Table.from_batches([batch])
+        fault = find_fault(table, key="pin_id", model_version=version)
+        if fault is not None:
+            return CheckResult(ds, False, fault)
+        num_pins += table.num_rows
+    expected = num_pins if pins is None else pins["counts"]["candidates"]
+    return CheckResult(ds, num_pins == expected, f"{num_pins:,} pins are embedded, {expected:,} are candidates")

@@ -1,0 +1,252 @@
+"""pin_embeddings: what the pin tower makes of every candidate, as of each day; rows by pin_id.
+
+Of the pins, the ids are in memory, to be sorted, and their features a chunk at a time. A pin's vector is a function of
+its feature and the model alone, bit for bit: the tower sees blocks of one shape, the last one filled up, each in one
+thread (where several threads divide a product depends on its size, and rounding on that). A day whose features and
+model are those of another day shares its version.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from pf_core.config.site import Site
+from pf_core.embeddings.inference import ServedModel, open_model
+from pf_core.embeddings.tables import embedding_state, pin_embedding_state, snapshot_state
+from pf_core.embeddings.vectors import column_of, find_fault, matrix_of
+from pf_core.engine.base import Engine
+from pf_core.engine.daily_state import DailyState, Manifest, create_bucket, open_dataset, take_rows
+from pf_core.errors import PipelineError, materialize_command
+from pf_core.hashing import bucket_of, digest_of
+from pf_core.model.device import choose_device, single_threaded
+from pf_core.model.towers import PinnerFormer
+from pf_core.pins.features import content_name, pin_state
+from pf_core.pins.packed import finite_features, pins_by_id
+from pf_core.schemas import pin_embeddings_schema
+
+CHUNK_ROWS = 8192
+
+BLOCK_ROWS = 1024
+
+USERS_AT_ONCE = 1024
+"""Of an exact search: their scores for a chunk of pins are in memory."""
+
+SECOND_HASH = 65_521
+"""A prime, so that it orders the users of a bucket independently of the hash that chose the bucket."""
+
+REPORT_EVERY_S = 5.0
+
+
+def embed_pin_days(
+    site: Site,
+    days: Sequence[str],
+    *,
+    model_for: Callable[[str], ServedModel],
+    engine: Engine,
+    progress: Callable[[str], None],
+) -> Iterator[Manifest]:
+    """Embed the candidates of ascending days; yields each published manifest."""
+    state = pin_embedding_state(site)
+    state.refuse_if_dropped(days, site.serving.retention_days)
+    with state.writing():
+        for ds in days:
+            yield _embed_day(site, state, ds, model_for(ds), progress)
+        state.retain(site.serving.retention_days, engine, progress)
+
+
+@contextlib.contextmanager
+def pin_tower(model: PinnerFormer, *, num_threads: int) -> Iterator[Callable[[np.ndarray], np.ndarray]]:
+    """A function from features to float16 unit vectors, the same for a pin whatever pins are beside it."""
+
+    @torch.inference_mode()
+    def embed_block(feature_NF: np.ndarray) -> np.ndarray:
+        filled = np.zeros((BLOCK_ROWS, model.feature_dim), np.float32)
+        filled[: len(feature_NF)] = feature_NF
+        embedding_BD = model.embed_pins(torch.from_numpy(filled).to(model.project.weight.device))
+        return np.asarray(embedding_BD[: len(feature_NF)].half().cpu().numpy())
+
+    def embed(feature_NF: np.ndarray) -> np.ndarray:
+        blocks = (feature_NF[start : start + BLOCK_ROWS] for start in range(0, len(feature_NF), BLOCK_ROWS))
+        return np.concatenate(list(pool.map(embed_block, blocks)))
+
+    with single_threaded(), ThreadPoolExecutor(num_threads) as pool:
+        yield embed
+
+
+def read_vectors(site: Site, ds: str) -> Iterator[np.ndarray]:
+    """A day's embeddings in the order of their rows, as float32, a chunk at a time."""
+    dataset = pin_embedding_state(site).open_bucket(ds, 0)
+    for batch in dataset.to_batches(columns=["embedding"], batch_size=CHUNK_ROWS):
+        yield matrix_of(batch["embedding"]).astype(np.float32)
+
+
+def sample_users(site: Site, ds: str, num_users: int) -> np.ndarray:
+    """Embeddings of users of the snapshot, float32; by hash of the id, so that they are the same ones every day.
+
+    Buckets are made by hash too, so that the first ones that have enough users are as good as all.
+    """
+    state, parts, num_found = snapshot_state(site), [], 0
+    for bucket in range(state.num_buckets):
+        dataset = state.open_bucket(ds, bucket)
+        ids = dataset.to_table(columns=["user_id"])
+        keyed = ids.append_column("hash", pa.array(bucket_of(ids["user_id"], SECOND_HASH)))
+        order = pc.sort_indices(keyed, sort_keys=[("hash", "ascending"), ("user_id", "ascending")])
+        rows = np.sort(order.to_numpy()[: num_users - num_found])
+        parts.append(matrix_of(take_rows(dataset, rows, ["embedding"])["embedding"]).astype(np.float32))
+        num_found += len(rows)
+        if num_found == num_users:
+            break
+    if num_found == 0:
+        raise PipelineError(f"user_embedding_snapshot {ds} has no users by whom the index could be judged")
+    return np.concatenate(parts)
+
+
+def nearest_scores(site: Site, ds: str, users_UD: np.ndarray, k: int) -> np.ndarray:
+    """The k largest scores of each user by exact search over a day's pins, best first."""
+    users = torch.from_numpy(users_UD).split(USERS_AT_ONCE)
+    best = [torch.empty(len(rows_RD), 0) for rows_RD in users]
+    for vectors in read_vectors(site, ds):
+        pin_DC = torch.from_numpy(vectors).T
+        for number, rows_RD in enumerate(users):
+            score = torch.cat([best[number], rows_RD @ pin_DC], dim=1)
+            best[number] = score.topk(min(k, score.shape[1]), dim=1).values
+    return torch.cat(best).numpy()
+
+
+def _embed_day(
+    site: Site, state: DailyState, ds: str, served: ServedModel, progress: Callable[[str], None]
+) -> Manifest:
+    pins = pin_state(site).require(ds)
+    _refuse_another_model(site, ds, served)
+    inputs = {"pin_features_version": content_name(pins), "model_version": served.model_version}
+    for known_ds in reversed(state.days()):
+        known = state.require(known_ds)
+        if known["inputs"] == inputs:
+            progress(f"pin_embeddings {ds}: unchanged, {known['counts']['pins']:,} pins as of {known_ds}")
+            return state.publish(ds, known["versions"], known)
+    if pins["counts"]["candidates"] == 0:
+        raise PipelineError(
+            f"none of the {pins['counts']['pins']:,} pins of pin_features {ds} is a candidate. Mend "
+            f"source.pins.is_candidate in the site file, then: {materialize_command('pin_features', ds)}"
+        )
+    model, _ = open_model(served, choose_device(site.serving.device))
+    if model.feature_dim != pins["dim"]:
+        raise PipelineError(
+            f"model {served.model_version} reads features of {model.feature_dim} numbers, those of pin_features {ds} "
+            f"have {pins['dim']}: train a model on them, or go back to the vectors that it was trained on"
+        )
+    started = time.monotonic()
+    with pin_tower(model, num_threads=site.engine.num_workers) as embed:
+        day = _Pass(site=site, pins=pins, embed=embed, model_version=served.model_version, progress=progress)
+        dataset = day.write(
+            state.bucket_path(0), pin_embeddings_schema(site.source.pins.pin_id.type, model.config.embedding_dim)
+        )
+    if day.num_pins != pins["counts"]["candidates"]:
+        raise PipelineError(
+            f"pin_embeddings {ds}: {day.num_pins:,} rows for {pins['counts']['candidates']:,} candidates; "
+            "nothing was published"
+        )
+    manifest = state.publish(
+        ds,
+        [dataset.version],
+        {
+            "model_version": served.model_version,
+            "embedding_dim": model.config.embedding_dim,
+            "inputs": inputs,
+            "digest": digest_of(inputs),
+            "counts": {"pins": day.num_pins},
+            "norm": {"min": day.min_norm, "mean": day.sum_norm / day.num_pins, "max": day.max_norm},
+            "seconds": time.monotonic() - started,
+        },
+    )
+    progress(f"pin_embeddings {ds}: {day.num_pins:,} pins embedded in {manifest['seconds']:.1f} s")
+    return manifest
+
+
+def _refuse_another_model(site: Site, ds: str, served: ServedModel) -> None:
+    """The day's users decide its model."""
+    users = embedding_state(site).manifest(ds)
+    if users is not None and users["model_version"] != served.model_version:
+        raise PipelineError(
+            f"user_embeddings {ds} is of model {users['model_version']}, the pins were to be embedded by model "
+            f"{served.model_version}: a day has one model",
+            f"embed its users first: {materialize_command('user_embeddings', ds)}",
+        )
+
+
+@dataclass(kw_only=True)
+class _Pass:
+    """A day's candidates on their way into the dataset, and what was seen of them."""
+
+    site: Site
+    pins: Manifest
+    embed: Callable[[np.ndarray], np.ndarray]
+    model_version: str
+    progress: Callable[[str], None]
+    num_pins: int = 0
+    min_norm: float = float("inf")
+    max_norm: float = 0.0
+    sum_norm: float = 0.0
+
+    def write(self, path: Path, schema: pa.Schema) -> lance.LanceDataset:
+        """Only a manifest makes the new version visible; one that failed leaves none."""
+        raised: list[Exception] = []
+        embedded = self._embedded()
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            """Lance asks from many threads; one of ours does the work, or each would keep the memory of a chunk."""
+            try:
+                while (batch := worker.submit(next, embedded, None).result()) is not None:
+                    yield batch
+            except Exception as error:
+                raised.append(error)
+                raise
+
+        with ThreadPoolExecutor(1) as worker:
+            try:
+                return create_bucket(path, pa.RecordBatchReader.from_batches(schema, rows()))
+            except OSError as error:  # Lance makes it of whatever its rows raise
+                raise raised[0] if raised else error from None
+
+    def _embedded(self) -> Iterator[pa.RecordBatch]:
+        ds, num_candidates = self.pins["ds"], self.pins["counts"]["candidates"]
+        told, last_id = time.monotonic(), None
+        for chunk in self._sorted():
+            rows = pa.table(
+                {
+                    "pin_id": chunk["pin_id"],
+                    "embedding": column_of(self.embed(finite_features(chunk, ds))),
+                    "model_version": pa.repeat(self.model_version, len(chunk)),
+                    "interest": chunk["interest"],
+                }
+            )
+            fault = find_fault(rows, key="pin_id", model_version=self.model_version)
+            if fault is None and rows["pin_id"][0] == last_id:
+                fault = "a pin_id has two rows"
+            if fault is not None:
+                raise PipelineError(f"pin_embeddings {ds}: {fault}; nothing was published")
+            self._count(matrix_of(rows["embedding"]))
+            last_id = rows["pin_id"][-1]
+            if time.monotonic() - told > REPORT_EVERY_S:
+                told = time.monotonic()
+                self.progress(f"pin_embeddings {ds}: {self.num_pins:,} of {num_candidates:,} pins embedded")
+            yield from rows.combine_chunks().to_batches()
+
+    def _sorted(self) -> Iterator[pa.Table]:
+        dataset = open_dataset(pin_state(self.site).bucket_path(0), version=self.pins["versions"][0])
+        return pins_by_id(dataset, ["pin_id", "feature", "interest"], only_candidates=True)
+
+    def _count(self, vector_ND: np.ndarray) -> None:
+        norm_N = np.linalg.norm(vector_ND.astype(np.float32), axis=1)
+        self.num_pins += len(norm_N)
+        self.min_norm, self.max_norm = min(self.min_norm, float(norm_N.min())), max(self.max_norm, float(norm_N.max()))
+        self.sum_norm += float(norm_N.sum(dtype=np.float64))

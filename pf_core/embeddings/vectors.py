@@ -1,0 +1,52 @@
+"""Columns of embeddings: to and from numpy, their norms, and what must hold of every row."""
+
+import numpy as np
+import pyarrow as pa
+
+NORM_TOLERANCE = 2e-3
+"""Of a unit vector's norm after rounding to float16."""
+
+NORM_BLOCK = 1024
+
+
+def matrix_of(embedding: pa.ChunkedArray | pa.Array) -> np.ndarray:
+    """A column of fixed-size lists as rows."""
+    array = embedding.combine_chunks() if isinstance(embedding, pa.ChunkedArray) else embedding
+    return array.flatten().to_numpy(zero_copy_only=False).reshape(len(array), array.type.list_size)
+
+
+def column_of(vectors: np.ndarray) -> pa.Array:
+    """Rows as a column of fixed-size lists of float16."""
+    values = pa.array(np.ascontiguousarray(vectors, np.float16).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(values, vectors.shape[1])
+
+
+def norms_of(embedding: pa.ChunkedArray | pa.Array) -> np.ndarray:
+    """The length of each row. Block by block, because float32 copies of all rows cost more than the arithmetic."""
+    vector_ND = matrix_of(embedding)
+    squared_N = np.empty(len(vector_ND), np.float32)
+    for start in range(0, len(vector_ND), NORM_BLOCK):
+        block_ND = vector_ND[start : start + NORM_BLOCK].astype(np.float32)
+        np.einsum("nd,nd->n", block_ND, block_ND, out=squared_N[start : start + NORM_BLOCK])
+    return np.sqrt(squared_N)
+
+
+def find_fault(rows: pa.Table, *, key: str, model_version: str, norms: np.ndarray | None = None) -> str | None:
+    """What is wrong with these embeddings, in a sentence; None if nothing is. `norms` are theirs, if known already."""
+    for name in rows.column_names:
+        if rows[name].null_count:
+            return f"{name} is missing in {rows[name].null_count:,} rows"
+    if len(rows[key].unique()) != rows.num_rows:
+        return f"a {key} has two rows"
+    versions = set(rows["model_version"].unique().to_pylist())
+    if not versions <= {model_version}:
+        return f"rows of model {', '.join(sorted(versions - {model_version}))} among those of {model_version}"
+    norm = norms_of(rows["embedding"]) if norms is None else norms
+    is_unit = np.abs(norm - 1) <= NORM_TOLERANCE  # NaN is not
+    if not is_unit.all():
+        row = int(np.argmin(is_unit))
+        return (
+            f"{int((~is_unit).sum()):,} embeddings are not of unit length; the first is that of "
+            f"{key} {rows[key][row].as_py()!r}, with {norm[row]:.4f}"
+        )
+    return None

@@ -1,0 +1,269 @@
+"""State that changes a little every day and must stay readable for every day: Lance datasets, one a bucket.
+
+A day is a JSON manifest that names the version of every bucket's dataset; it is written last, atomically, and
+is the truth. Lance shares unchanged files between versions, so a day costs what changed on it. Building a day
+starts from the previous day's version, whatever was built since; other days are never touched. Tags only keep
+the versions that manifests name from being cleaned up.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from lance.fragment import write_fragments
+
+from pf_core.engine.base import Engine
+from pf_core.errors import PipelineError, materialize_command
+from pf_core.storage.files import read_json, remove_tree, write_json
+from pf_core.storage.locks import exclusive
+
+Manifest = dict[str, Any]
+
+BATCH_ROWS = 8192
+
+READ_AHEAD_BYTES = 32 << 20
+
+ROW_ADDRESS = "_rowaddr"
+"""Lance's name for where a row lies: the number of its fragment, and 32 bits of offset in it."""
+
+MAX_FRAGMENT_ROWS = 1 << 30
+
+FRAGMENT_SHIFT, OFFSET_MASK = np.uint64(32), np.uint64(0xFFFFFFFF)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DailyState:
+    """Where a state asset lies and how to open one of its days."""
+
+    root: Path
+    asset: str
+    num_buckets: int
+
+    def bucket_path(self, bucket: int) -> Path:
+        return self.root / f"bucket-{bucket:05d}.lance"
+
+    def manifest_path(self, ds: str) -> Path:
+        return self.root / "days" / f"{ds}.json"
+
+    def days(self) -> list[str]:
+        return sorted(path.stem for path in (self.root / "days").glob("*.json"))
+
+    def manifest(self, ds: str) -> Manifest | None:
+        path = self.manifest_path(ds)
+        return read_json(path) if path.exists() else None
+
+    def require(self, ds: str) -> Manifest:
+        manifest = self.manifest(ds)
+        if manifest is None:
+            raise PipelineError(
+                f"{self.asset} has no partition {ds}", f"make it with: {materialize_command(self.asset, ds)}"
+            )
+        if manifest["num_buckets"] != self.num_buckets:
+            raise PipelineError(
+                f"{self.asset} {ds} has {manifest['num_buckets']} buckets, the site file says {self.num_buckets}: "
+                "change it back, or re-materialize raw_actions and rebuild the state"
+            )
+        return manifest
+
+    def open_bucket(self, ds: str, bucket: int) -> lance.LanceDataset:
+        return open_dataset(self.bucket_path(bucket), version=self.require(ds)["versions"][bucket])
+
+    def publish(self, ds: str, versions: list[int], manifest: Manifest) -> Manifest:
+        complete = {**manifest, "ds": ds, "num_buckets": self.num_buckets, "versions": versions}
+        write_json(self.manifest_path(ds), complete)
+        return complete
+
+    def writing(self) -> contextlib.AbstractContextManager[None]:
+        return exclusive(self.root, self.asset)
+
+    def refuse_if_dropped(self, days: Sequence[str], num_days: int) -> None:
+        """A day older than what is kept would vanish as soon as it is built."""
+        kept = sorted({*self.days(), *days})[-num_days:]
+        if days[-1] < kept[0]:
+            raise PipelineError(
+                f"{self.asset} {days[-1]} is older than the {num_days} days that are kept (from {kept[0]} on): "
+                "raise retention_days in the site file to build it"
+            )
+
+    def retain(self, num_days: int, engine: Engine, progress: Callable[[str], None]) -> None:
+        """Drop all but the newest `num_days` days, and every file that no remaining day needs.
+
+        Days in another number of buckets cannot be read any more and are dropped too.
+        """
+        manifests = {ds: read_json(self.manifest_path(ds)) for ds in self.days()[-num_days:]}
+        kept = {ds: m["versions"] for ds, m in manifests.items() if m["num_buckets"] == self.num_buckets}
+        for ds in set(self.days()) - kept.keys():
+            self.manifest_path(ds).unlink()
+        for path in self.root.glob("bucket-*.lance"):
+            if path >= self.bucket_path(self.num_buckets):
+                remove_tree(path)
+        tasks = [
+            _Retention(str(self.bucket_path(bucket)), {ds: versions[bucket] for ds, versions in kept.items()})
+            for bucket in range(self.num_buckets)
+        ]
+        freed = sum(engine.map_buckets(_retain_bucket, tasks))
+        progress(f"{self.asset}: {len(kept)} days kept, {freed / 1e6:.1f} MB of older versions removed")
+
+
+@dataclass(frozen=True)
+class _Retention:
+    path: str
+    versions: dict[str, int]
+
+
+def _retain_bucket(task: _Retention) -> int:
+    dataset = lance.dataset(task.path)
+    wanted = {f"ds-{ds}": version for ds, version in task.versions.items()}
+    present = {name: tag["version"] for name, tag in dataset.tags.list().items()}
+    outdated = {name for name, version in present.items() if wanted.get(name) != version}
+    for name in outdated:
+        dataset.tags.delete(name)
+    for name, version in wanted.items():
+        if name not in present or name in outdated:
+            dataset.tags.create(name, version)
+    if not outdated:
+        return 0
+    return int(dataset.cleanup_old_versions(older_than=timedelta(0), error_if_tagged_old_versions=False).bytes_removed)
+
+
+def open_dataset(path: Path, *, version: int) -> lance.LanceDataset:
+    return lance.dataset(str(path), version=version)
+
+
+def create_bucket(path: Path, rows: pa.Table | pa.RecordBatchReader) -> lance.LanceDataset:
+    """A dataset, or a new version of one, that holds just these rows; what it held before stays readable."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    batches = _independent_batches(rows) if isinstance(rows, pa.Table) else rows
+    return lance.write_dataset(batches, str(path), mode="overwrite" if path.exists() else "create")
+
+
+def advance_bucket(
+    path: Path, *, base_version: int, upserts: pa.Table, deleted_ids: pa.Array, key: str, compact_after: int
+) -> lance.LanceDataset:
+    """The dataset as of `base_version`, with rows replaced or added by `key` and others deleted, as new head."""
+    base = open_dataset(path, version=base_version)
+    known = base.to_table(columns=[key], with_row_address=True)
+    gone = pc.is_in(known[key], pa.chunked_array([*upserts[key].chunks, deleted_ids]))
+    return replace_rows(base, gone=known[ROW_ADDRESS].filter(gone), rows=upserts, compact_after=compact_after)
+
+
+def replace_rows(
+    base: lance.LanceDataset,
+    *,
+    gone: pa.ChunkedArray,
+    rows: pa.Table,
+    compact_after: int,
+    max_dead_share: float = math.inf,
+) -> lance.LanceDataset:
+    """A version of a dataset without the rows at some addresses, and with others: the new head; the base stays.
+
+    New rows are a fragment of their own, and those that go are only marked as dead: this costs what changed. But
+    fragments and dead rows are a burden to readers. Beyond `compact_after` fragments the newest are merged, as many as
+    are together no larger than the one before them, so that what has long been there is seldom written again. With more
+    dead rows than a share of the living all are, which comes to 1 / max_dead_share rows for each one that changed.
+    `merge_insert` would do the same for two to four times the time, because it carries whole rows through a join.
+    """
+    if len(gone) == 0 and rows.num_rows == 0:
+        return base
+    if base.latest_version != base.version:
+        base.restore()
+    removed, updated = [], []
+    address = gone.to_numpy()
+    for fragment in base.get_fragments():
+        offset = address[address >> FRAGMENT_SHIFT == fragment.fragment_id] & OFFSET_MASK
+        if len(offset):
+            left = fragment.delete_rows(offset)
+            removed += [fragment.fragment_id] if left is None else []
+            updated += [left] if left is not None else []
+    added = write_fragments(_independent_batches(rows), base, mode="append") if rows.num_rows else []
+    change = lance.LanceOperation.Update(removed_fragment_ids=removed, updated_fragments=updated, new_fragments=added)
+    dataset = lance.LanceDataset.commit(base, change, read_version=base.version)
+    fragments = dataset.get_fragments()
+    num_living = [fragment.count_rows() for fragment in fragments]
+    num_dead = sum(fragment.num_deletions for fragment in fragments)
+    if num_dead > max_dead_share * sum(num_living):
+        return _merge_fragments(dataset, fragments)
+    if len(fragments) > compact_after:
+        return _merge_fragments(dataset, fragments[_first_to_merge(num_living) :])
+    return dataset
+
+
+def _first_to_merge(num_rows: Sequence[int]) -> int:
+    """The newest fragments from here on are together no larger than the one before them. There are two at least."""
+    for first in range(len(num_rows) - 2, 0, -1):
+        if sum(num_rows[first:]) <= num_rows[first - 1]:
+            return first
+    return 0
+
+
+def _merge_fragments(
+    dataset: lance.LanceDataset, fragments: Sequence[lance.fragment.LanceFragment]
+) -> lance.LanceDataset:
+    """A version in which the living rows of these neighbouring fragments are one; the order of rows stays."""
+    batches = stream_batches(dataset, dataset.schema.names, fragments=fragments)
+    reader = pa.RecordBatchReader.from_batches(dataset.schema, batches)
+    merged = write_fragments(reader, dataset, mode="append", max_rows_per_file=MAX_FRAGMENT_ROWS)
+    group = lance.LanceOperation.RewriteGroup([fragment.metadata for fragment in fragments], merged)
+    change = lance.LanceOperation.Rewrite(groups=[group], rewritten_indices=[])
+    return lance.LanceDataset.commit(dataset, change, read_version=dataset.version)
+
+
+def stream_batches(
+    dataset: lance.LanceDataset,
+    columns: Sequence[str],
+    fragments: Sequence[lance.fragment.LanceFragment] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """A scan in bounded memory: left to itself, Lance reads ahead by up to 2 GB."""
+    return dataset.scanner(
+        columns=list(columns),
+        batch_size=BATCH_ROWS,
+        io_buffer_size=READ_AHEAD_BYTES,
+        fragments=fragments,
+    ).to_batches()
+
+
+def take_rows(dataset: lance.LanceDataset, position: np.ndarray, columns: Sequence[str]) -> pa.Table:
+    """Rows by their position in a scan, in the order asked for.
+
+    Where rows were deleted, Lance's own `take` needs up to a millisecond for each row to translate its position.
+    """
+    if not len(position) or not any(fragment.num_deletions for fragment in dataset.get_fragments()):
+        return dataset.take(position, columns=list(columns))
+    address = dataset.to_table(columns=[], with_row_address=True)[ROW_ADDRESS].take(pa.array(position))
+    return take_addresses(dataset, address, columns)
+
+
+def take_addresses(
+    dataset: lance.LanceDataset, address: pa.Array | pa.ChunkedArray, columns: Sequence[str]
+) -> pa.Table:
+    """The rows at some addresses, in the order asked for."""
+    if not len(address):
+        return dataset.schema.empty_table().select(list(columns))
+    found = dataset.to_table(columns=list(columns), filter=is_one_of(ROW_ADDRESS, address), with_row_address=True)
+    return found.take(pc.index_in(address, found[ROW_ADDRESS])).select(list(columns))
+
+
+def is_one_of(key: str, ids: pa.Array) -> str:
+    """A filter for Lance."""
+    values = ids.to_pylist()
+    literals = [str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'" for value in values]
+    return f"{key} IN ({', '.join(literals)})"
+
+
+def _independent_batches(rows: pa.Table) -> pa.RecordBatchReader:
+    """Batches with buffers of their own: Lance counts a slice at the size of the whole that it was cut from."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for start in range(0, rows.num_rows, BATCH_ROWS):
+            end = min(start + BATCH_ROWS, rows.num_rows)
+            yield from rows.take(pa.array(np.arange(start, end))).combine_chunks().to_batches()
+
+    return pa.RecordBatchReader.from_batches(rows.schema, batches())

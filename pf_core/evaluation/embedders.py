@@ -1,0 +1,227 @@
+"""What can be judged: anything that places queries and pins in one space (paper, section 4.1).
+
+A query is what a user had done by some moment. A model gives it one vector; PinnerSage gives it several. One without
+any readable action has none. A model may be older than the training set: it then reads with its own vocabularies, and
+leaves out actions with a word that it does not know, as when it serves.
+
+Suffixes: Q queries, V vectors of queries, A actions, D embedding.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pf_core.days import DAY_US
+from pf_core.errors import PipelineError, materialize_command
+from pf_core.evaluation.pinnersage import Clusters, PinnerSage, cluster_users
+from pf_core.evaluation.question import Question
+from pf_core.model.checkpoint import load_model
+from pf_core.model.sequences import Sequences, collate_sequences
+from pf_core.timelines.arrays import Timelines, recode
+from pf_core.training.training_set import TrainingSet
+from pf_core.training.validation import Embedder, ModelEmbedder
+
+CHUNK_SEQUENCES = 256
+
+
+class Vectors(NamedTuple):
+    offsets_Q: np.ndarray
+    """Where each query's vectors start, and the last one's end."""
+    vector_VD: Tensor
+
+
+class Contender(Protocol):
+    def embed(self, user_Q: np.ndarray, end_Q: np.ndarray) -> Vectors:
+        """Of what each user had done before an action."""
+        ...
+
+    def pins(self, pin: np.ndarray) -> Tensor:
+        """By pin row."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SequenceReader:
+    """One vector for each query, from the newest actions whose words the embedder knows, in its own codes."""
+
+    question: Question
+    embedder: Embedder
+    sequence_length: int
+    action_types: Sequence[str]
+    surfaces: Sequence[str]
+    sequence_types: Sequence[str] | None = None
+    _timelines: Timelines = field(init=False)
+    _readable_A: np.ndarray = field(init=False)
+    _before_A: np.ndarray = field(init=False)
+    """How many readable actions there are before an action."""
+
+    def __post_init__(self) -> None:
+        timelines, data = self.question.timelines, self.question.data
+        type_code = recode(data.action_types, self.action_types, of=self.sequence_types)[timelines.action_type]
+        surface_code = recode(data.surfaces, self.surfaces)[timelines.surface]
+        is_readable_A = (type_code >= 0) & (surface_code >= 0)
+        set_once = object.__setattr__
+        set_once(self, "_timelines", replace(timelines, action_type=type_code, surface=surface_code))
+        set_once(self, "_readable_A", np.flatnonzero(is_readable_A))
+        set_once(self, "_before_A", np.concatenate([[0], np.cumsum(is_readable_A)]))
+
+    def embed(self, user_Q: np.ndarray, end_Q: np.ndarray) -> Vectors:
+        last_Q = self._before_A[end_Q]
+        first_Q = np.maximum(self._before_A[self._timelines.offsets[user_Q]], last_Q - self.sequence_length)
+        length_Q = last_Q - first_Q
+        by_length = np.argsort(length_Q, kind="stable")  # little is padded
+        by_length = by_length[length_Q[by_length] > 0]
+        parts = []
+        for start in range(0, len(by_length), CHUNK_SEQUENCES):
+            rows = by_length[start : start + CHUNK_SEQUENCES]
+            sequences = collate_sequences(
+                self._timelines,
+                self.question.data.pin_feature,
+                first_Q[rows],
+                last_Q[rows] - 1,
+                action_A=self._readable_A,
+            )
+            parts.append(self.embedder.users(sequences))
+        offsets_Q = np.concatenate([[0], np.cumsum(length_Q > 0)])
+        if not parts:
+            return Vectors(offsets_Q, torch.zeros(0, self.pins(np.zeros(1, np.int64)).shape[1]))
+        vector_VD = torch.empty(len(by_length), parts[0].shape[1])
+        vector_VD[torch.from_numpy(offsets_Q[by_length])] = torch.cat(parts)
+        return Vectors(offsets_Q, vector_VD)
+
+    def pins(self, pin: np.ndarray) -> Tensor:
+        return self.embedder.pins(pin)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClusterReader:
+    """The medoids of the user's most important clusters (PinnerSage), in the space of the content vectors."""
+
+    question: Question
+    num_clusters: int
+    config: PinnerSage = field(default_factory=PinnerSage)
+    _known: dict[bytes, Clusters] = field(default_factory=dict, init=False)
+    """Clustering takes most of the time, and an index of another size asks for the same again."""
+
+    def embed(self, user_Q: np.ndarray, end_Q: np.ndarray) -> Vectors:
+        key = np.stack([user_Q, end_Q]).tobytes()
+        if key not in self._known:
+            self._known[key] = self._cluster(user_Q, end_Q)
+        clusters = self._known[key]
+        return Vectors(clusters.offsets_U, self.pins(clusters.pin_C))
+
+    def _cluster(self, user_Q: np.ndarray, end_Q: np.ndarray) -> Clusters:
+        timelines, data = self.question.timelines, self.question.data
+        start_Q = timelines.offsets[user_Q]
+        at_us_Q = np.maximum(data.cut_us, timelines.ts[np.maximum(end_Q - 1, 0)] + 1)
+        clusters = cluster_users(timelines, data.pin_feature, start_Q, end_Q - 1, at_us_Q, self.config)
+        return clusters.first(self.num_clusters)
+
+    def pins(self, pin: np.ndarray) -> Tensor:
+        return F.normalize(torch.from_numpy(self.question.data.pin_feature[pin]), dim=-1)
+
+
+BASELINES: dict[str, Callable[[Question], Contender]] = {
+    "popularity_7d": lambda question: _popularity(question, 7),
+    "popularity_365d": lambda question: _popularity(question, 365),
+    "mean_of_20": lambda question: _mean(question, 20),
+    "mean_of_100": lambda question: _mean(question, 100),
+    "pinnersage_5": lambda question: ClusterReader(question=question, num_clusters=5),
+    "pinnersage_20": lambda question: ClusterReader(question=question, num_clusters=20),
+}
+
+
+def _popularity(question: Question, num_days: int) -> SequenceReader:
+    return _reader(question, Popularity.of(question.data, num_days=num_days), 1)
+
+
+def _mean(question: Question, num_actions: int) -> SequenceReader:
+    return _reader(question, MeanOfRecent(data=question.data, num_actions=num_actions), num_actions)
+
+
+def _reader(question: Question, embedder: Embedder, sequence_length: int) -> SequenceReader:
+    data = question.data
+    return SequenceReader(
+        question=question,
+        embedder=embedder,
+        sequence_length=sequence_length,
+        action_types=data.action_types,
+        surfaces=data.surfaces,
+    )
+
+
+def open_model(question: Question, folder: Path, *, name: str, device: torch.device | None = None) -> SequenceReader:
+    """The model of a folder; one that the question would not judge fairly is refused."""
+    device = device or torch.device("cpu")
+    model, description = load_model(folder)
+    cut_ds, feature_dim = question.data.manifest["cut_ds"], question.data.pin_feature.shape[1]
+    if description["cut_ds"] > cut_ds:
+        raise PipelineError(
+            f"model {name} was trained on days until {description['cut_ds']}, and the training set ends with {cut_ds}: "
+            "the days after that would not judge it fairly",
+            f"make a newer training set: {materialize_command('training_set')}",
+        )
+    if model.feature_dim != feature_dim:
+        raise PipelineError(
+            f"model {name} reads vectors of {model.feature_dim} numbers, the training set has {feature_dim}: it "
+            "cannot be judged. If the site's vectors have changed for good, promote a model that reads them with: "
+            "pf promote VERSION --because TEXT"
+        )
+    return SequenceReader(
+        question=question,
+        embedder=ModelEmbedder(model=model.to(device), data=question.data, device=device),
+        sequence_length=model.config.sequence_length,
+        action_types=description["action_types"],
+        surfaces=description["surfaces"],
+        sequence_types=model.config.sequence_types,
+    )
+
+
+ACTIONS_AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class Popularity:
+    """The same for everybody: pins by their number of positives in the training set's last days."""
+
+    count: np.ndarray
+
+    @classmethod
+    def of(cls, data: TrainingSet, *, num_days: int) -> "Popularity":
+        train, since_us = data.train, data.cut_us - num_days * DAY_US
+        count = np.zeros(len(data.pin_feature), np.int64)
+        for first in range(0, len(train.ts), ACTIONS_AT_ONCE):
+            part = slice(first, first + ACTIONS_AT_ONCE)
+            is_recent = train.is_positive[part] & (train.ts[part] >= since_us)
+            count += np.bincount(train.pin[part][is_recent], minlength=len(count))
+        return cls(count=count)
+
+    def users(self, sequences: Sequences) -> Tensor:
+        return torch.ones(len(sequences.length_R), 1)
+
+    def pins(self, pin: np.ndarray) -> Tensor:
+        return torch.from_numpy(self.count[pin]).float().unsqueeze(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanOfRecent:
+    """The mean of the newest actions' content vectors, compared with the pins' own: no learning at all."""
+
+    data: TrainingSet
+    num_actions: int
+
+    def users(self, sequences: Sequences) -> Tensor:
+        step = torch.arange(sequences.ts_RS.shape[1])
+        from_newest = sequences.length_R[:, None] - 1 - step
+        is_counted = (from_newest >= 0) & (from_newest < self.num_actions)
+        unit_RSF = F.normalize(sequences.feature_RSF, dim=-1)
+        return F.normalize((unit_RSF * is_counted[..., None]).sum(1), dim=-1)
+
+    def pins(self, pin: np.ndarray) -> Tensor:
+        return F.normalize(torch.from_numpy(self.data.pin_feature[pin]), dim=-1)

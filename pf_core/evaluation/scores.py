@@ -1,0 +1,116 @@
+"""How an embedder did for each evaluation user: what a table cell, an interval and a verdict are made of.
+
+Scores of two embedders can be compared if their `question` is the same: the same users, positives and index. They
+are written as Parquet, one row for each (frequency, user), so that anybody can look into them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pf_core.config.serving import Frequency
+from pf_core.storage.files import read_parquet, replaced
+
+BY_TYPE = "recall_at_10/"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class UserScores:
+    """By evaluation user, in one order for all embedders; NaN where undefined. U users, A days of age."""
+
+    num_positives: np.ndarray
+    recall_at_10: np.ndarray
+    recall_at_10_by_type: Mapping[str, np.ndarray]
+    """By action type of the positives; NaN for users who have none of it."""
+    interest_entropy_at_50: np.ndarray
+    top_10: np.ndarray
+    """top_UK (int32): rows of the index, nearest first; -1 for a user without an embedding."""
+    hits_UA: np.ndarray
+    """Positives found within the first ten, by the day after the cut on which they happened (int32)."""
+    positives_UA: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scores:
+    question: str
+    """Fingerprint of users, positives and index."""
+    index_size: int
+    user_ids: pa.Array
+    frequencies: Mapping[Frequency, UserScores]
+
+    def write(self, path: Path) -> None:
+        tables = [_to_table(self.user_ids, name, scores) for name, scores in self.frequencies.items()]
+        said = {"question": self.question, "index_size": str(self.index_size)}
+        with replaced(path) as partial:
+            pq.write_table(pa.concat_tables(tables).replace_schema_metadata(said), partial, compression="zstd")
+
+
+def recall_by_day(scores: Scores) -> dict[str, list[float]]:
+    """By frequency, the share of each day's positives that was found; NaN for a day without any."""
+    return {
+        frequency: [
+            float(hits / num) if num else float("nan")
+            for hits, num in zip(each.hits_UA.sum(0), each.positives_UA.sum(0), strict=True)
+        ]
+        for frequency, each in scores.frequencies.items()
+    }
+
+
+def read_scores(path: Path) -> Scores:
+    table = read_parquet(path)
+    said = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
+    parts = {name: table.filter(pc.equal(table["frequency"], name)) for name in get_args(Frequency)}
+    parts = {name: part for name, part in parts.items() if part.num_rows}
+    return Scores(
+        question=said["question"],
+        index_size=int(said["index_size"]),
+        user_ids=next(iter(parts.values()))["user_id"].combine_chunks(),
+        frequencies={name: _from_table(part) for name, part in parts.items()},
+    )
+
+
+def _to_table(user_ids: pa.Array, frequency: str, scores: UserScores) -> pa.Table:
+    return pa.table(
+        {
+            "frequency": [frequency] * len(user_ids),
+            "user_id": user_ids,
+            "num_positives": scores.num_positives,
+            "recall_at_10": scores.recall_at_10,
+            "interest_entropy_at_50": scores.interest_entropy_at_50,
+            "top_10": _to_lists(scores.top_10),
+            "hits_by_day": _to_lists(scores.hits_UA),
+            "positives_by_day": _to_lists(scores.positives_UA),
+            **{BY_TYPE + name: recall for name, recall in scores.recall_at_10_by_type.items()},
+        }
+    )
+
+
+def _from_table(table: pa.Table) -> UserScores:
+    def column(name: str) -> np.ndarray:
+        return np.array(table[name].combine_chunks().to_numpy(zero_copy_only=False))
+
+    def matrix(name: str) -> np.ndarray:
+        lists = table[name].combine_chunks()
+        return np.array(lists.flatten().to_numpy()).reshape(len(lists), -1)
+
+    return UserScores(
+        num_positives=column("num_positives"),
+        recall_at_10=column("recall_at_10"),
+        recall_at_10_by_type={
+            name.removeprefix(BY_TYPE): column(name) for name in table.column_names if name.startswith(BY_TYPE)
+        },
+        interest_entropy_at_50=column("interest_entropy_at_50"),
+        top_10=matrix("top_10"),
+        hits_UA=matrix("hits_by_day"),
+        positives_UA=matrix("positives_by_day"),
+    )
+
+
+def _to_lists(values: np.ndarray) -> pa.FixedSizeListArray:
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel(), pa.int32()), values.shape[1])

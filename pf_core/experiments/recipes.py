@@ -1,0 +1,296 @@
+"""The experiments: a recipe takes the site's own configuration and changes what it claims to change, nothing else.
+
+The base of all of them, `pinnerformer`, is the model of the site file's training section, so that the budget is the
+same for everybody. A recipe that gives the base itself, or that the base does not admit (a width that its heads do not
+divide), does not exist at a site.
+
+The function's name is the recipe's, and its docstring says why anybody should care.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import product
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from pf_core.config.site import Site
+from pf_core.config.training import TrainConfig
+from pf_core.experiments.recipe import BASE, BASELINES, Change, Experiment, Recipe, Set, changed
+
+CONTENT_NOISES = (0, 1, 2, 4)
+"""Times the norm of a content vector."""
+
+LONGER = 2.5
+"""Times the steps of the base."""
+
+
+def pinnerformer(base: TrainConfig) -> TrainConfig:
+    """The model of the site file, which everything else is compared with."""
+    return base
+
+
+# Table 3: training objectives
+
+
+def next_action(base: TrainConfig) -> TrainConfig:
+    """Only the newest embedding, only the very next action."""
+    return _sampling(base, objective="next_action")
+
+
+def sasrec(base: TrainConfig) -> TrainConfig:
+    """The next action at every position, with the paper's softmax and the newest embedding weighed up (A.4)."""
+    return _sampling(base, objective="sasrec", equal_e1_weight=True)
+
+
+def all_action(base: TrainConfig) -> TrainConfig:
+    """Only the newest embedding, all actions of the window."""
+    return _sampling(base, objective="all_action")
+
+
+def dense_all_action_14d(base: TrainConfig) -> TrainConfig:
+    """A window as long as the evaluation's, half the base's."""
+    return _sampling(base, objective="dense_all_action", window_days=14.0)
+
+
+def summed_objectives(base: TrainConfig) -> TrainConfig:
+    """Dense all action and SASRec together: does the next action add anything?"""
+    return _sampling(base, objective="summed")
+
+
+# Table 4: negatives and the correction of their sampling probability
+
+
+def random_uncorrected(base: TrainConfig) -> TrainConfig:
+    """Random negatives alone."""
+    return _loss(base, negatives="random", log_q="none")
+
+
+def in_batch_uncorrected(base: TrainConfig) -> TrainConfig:
+    """In-batch negatives alone, which punish popular pins."""
+    return _loss(base, negatives="in_batch", log_q="none")
+
+
+def mixed_uncorrected(base: TrainConfig) -> TrainConfig:
+    """Both kinds of negatives, without the correction."""
+    return _loss(base, negatives="mixed", log_q="none")
+
+
+def random_corrected(base: TrainConfig) -> TrainConfig:
+    """Random negatives are drawn alike, so that the correction should do nothing."""
+    return _loss(base, negatives="random", log_q="all")
+
+
+def in_batch_corrected(base: TrainConfig) -> TrainConfig:
+    """In-batch negatives with the correction."""
+    return _loss(base, negatives="in_batch", log_q="all")
+
+
+# Table 6: the input without one of its parts
+
+
+def no_pin_feature(base: TrainConfig) -> TrainConfig:
+    """Without the content vectors of the pins."""
+    return _without(base, "pin_feature")
+
+
+def no_timestamp(base: TrainConfig) -> TrainConfig:
+    """Without any notion of time."""
+    return _without(base, "absolute_time", "since_latest", "gap")
+
+
+def no_surface(base: TrainConfig) -> TrainConfig:
+    """Without the surface on which the action happened."""
+    return _without(base, "surface")
+
+
+def no_action_type(base: TrainConfig) -> TrainConfig:
+    """Without the kind of action."""
+    return _without(base, "action_type")
+
+
+def no_duration(base: TrainConfig) -> TrainConfig:
+    """Without how long it lasted."""
+    return _without(base, "duration")
+
+
+def no_position(base: TrainConfig) -> TrainConfig:
+    """Without the positional encoding: the order of actions is known by their times alone."""
+    return _without(base, "position")
+
+
+# SASRec's losses and sequence selection (A.4), masking (section 3.4)
+
+
+def sasrec_bce(base: TrainConfig) -> TrainConfig:
+    """SASRec as published: binary cross-entropy against one negative, every position weighs the same."""
+    changed = _sampling(base, objective="sasrec", equal_e1_weight=False)
+    return _loss(changed, kind="bce", log_q="none")
+
+
+def sasrec_unweighted(base: TrainConfig) -> TrainConfig:
+    """SASRec with the softmax, every position weighs the same."""
+    return _sampling(base, objective="sasrec", equal_e1_weight=False)
+
+
+def no_causal_mask(base: TrainConfig) -> TrainConfig:
+    """Every position sees the whole sequence, and inner ones their own targets."""
+    return _model(base, is_causal=False)
+
+
+def strong_actions_only(base: TrainConfig, positive_types: tuple[str, ...]) -> TrainConfig:
+    """Sequences of strong actions only reach back further; are they better?"""
+    return _model(base, sequence_types=positive_types)
+
+
+# Families: one number, or one type, of the base is another
+
+
+def only(base: TrainConfig, action_type: str) -> TrainConfig:
+    """Learns from the positives of one action type (Table 5)."""
+    return _sampling(base, positive_types=(action_type,))
+
+
+def length(base: TrainConfig, sequence_length: int) -> TrainConfig:
+    """Another number of actions in a sequence (section 4.2.7)."""
+    return _model(base, sequence_length=sequence_length)
+
+
+def dim(base: TrainConfig, embedding_dim: int) -> TrainConfig:
+    """Embeddings of another size (A.4)."""
+    return _model(base, embedding_dim=embedding_dim)
+
+
+def capacity(base: TrainConfig, num_layers: int, hidden_dim: int) -> TrainConfig:
+    """A transformer of another size (A.4)."""
+    return _model(base, num_layers=num_layers, hidden_dim=hidden_dim)
+
+
+def heads(base: TrainConfig, num_heads: int) -> TrainConfig:
+    """Another number of attention heads (A.4)."""
+    return _model(base, num_heads=num_heads)
+
+
+# Ours beyond the paper
+
+
+def log_q_negatives(base: TrainConfig) -> TrainConfig:
+    """The correction of the negatives' logits alone, as many libraries have it."""
+    return _loss(base, log_q="negatives")
+
+
+def default_init(base: TrainConfig) -> TrainConfig:
+    """Weights as the layers draw them, instead of towers that start by passing the content vector through."""
+    return _model(base, near_identity_init=False)
+
+
+def longer(base: TrainConfig, of: Change) -> TrainConfig:
+    """The same, trained longer: would the order of models be another?"""
+    changed_base = of(base)
+    num_steps = round(LONGER * base.optimizer.num_steps)
+    return changed(changed_base, optimizer=changed_base.optimizer.model_dump() | {"num_steps": num_steps})
+
+
+def noise(base: TrainConfig) -> TrainConfig:
+    """The base and PinnerSage with content vectors that say less: does a learned embedding need them less?"""
+    return base
+
+
+def no_relative_time(base: TrainConfig) -> TrainConfig:
+    """The time of an action, without how long before the newest action and after the one before it that was."""
+    return _without(base, "since_latest", "gap")
+
+
+def experiments(site: Site) -> dict[str, Experiment]:
+    """All that exist at a site, by name, in the order in which they are worth running."""
+    base, positive_types = site.training.train_config, site.source.positive.action_types
+    found = [recipe for recipe in _recipes(positive_types) if _exists(recipe, base)]
+    everything: list[Experiment] = [*found, *BASELINES]
+    return {experiment.name: experiment for experiment in sorted(everything, key=_rank)}
+
+
+def recipes(site: Site) -> dict[str, Recipe]:
+    """Of the experiments, those that are trained."""
+    return {name: recipe for name, recipe in experiments(site).items() if isinstance(recipe, Recipe)}
+
+
+def _rank(experiment: Experiment) -> tuple[bool, int]:
+    """The base, then by the first set."""
+    return experiment.name != BASE, min(get_args(Set).index(name) for name in experiment.sets)
+
+
+def _recipes(positive_types: tuple[str, ...]) -> Iterable[Recipe]:
+    with_base: tuple[Set, ...] = tuple(name for name in get_args(Set) if name != "sasrec-losses")
+    yield _named(pinnerformer, *with_base)
+    yield _named(sasrec, "model-comparison", "batch-vs-realtime", "objectives", "sasrec-losses")
+    for change in (next_action, all_action, dense_all_action_14d, summed_objectives):
+        yield _named(change, "objectives")
+    for change in (
+        *(random_uncorrected, in_batch_uncorrected, mixed_uncorrected),
+        *(random_corrected, in_batch_corrected),
+    ):
+        yield _named(change, "negatives")
+    if len(positive_types) > 1:
+        for action_type in positive_types:
+            yield _of_family(only, "multi-task", name=f"only_{action_type}", action_type=action_type)
+    for change in (no_pin_feature, no_timestamp, no_surface, no_action_type, no_duration, no_position):
+        yield _named(change, "features")
+    for change in (sasrec_unweighted, sasrec_bce):
+        yield _named(change, "sasrec-losses")
+    yield _named(no_causal_mask, "masking")
+    for change in (pinnerformer, sasrec):
+        yield _of_family(longer, "training-budget", name=f"longer_{change.__name__}", of=change)
+    for sequence_length in (4, 8, 16, 32, 64, 128):
+        name = f"length_{sequence_length}"
+        yield _of_family(length, "sequence-length", name=name, sequence_length=sequence_length)
+    for embedding_dim in (8, 16, 32, 64, 128):
+        yield _of_family(dim, "embedding-dimension", name=f"dim_{embedding_dim}", embedding_dim=embedding_dim)
+    for num_layers, hidden_dim in product((1, 2, 4), (32, 64, 128)):
+        name = f"layers_{num_layers}_hidden_{hidden_dim}"
+        yield _of_family(capacity, "capacity", name=name, num_layers=num_layers, hidden_dim=hidden_dim)
+    if positive_types:
+        name = strong_actions_only.__name__
+        yield _of_family(strong_actions_only, "sequence-selection", name=name, positive_types=positive_types)
+    for num_heads in (2, 4, 8):
+        yield _of_family(heads, "heads", name=f"heads_{num_heads}", num_heads=num_heads)
+    for times in CONTENT_NOISES:
+        name = f"noise_{times}"
+        yield Recipe(name=name, why=_why(noise), change=noise, sets=("content-noise",), content_noise=times)
+    for change in (log_q_negatives, default_init, no_relative_time):
+        yield _named(change, "ours")
+
+
+def _named(change: Change, *sets: Set) -> Recipe:
+    return Recipe(name=change.__name__, why=_why(change), change=change, sets=sets)
+
+
+def _of_family(change: Callable[..., TrainConfig], *sets: Set, name: str, **numbers: Any) -> Recipe:
+    return Recipe(name=name, why=_why(change), change=partial(change, **numbers), sets=sets)
+
+
+def _why(change: Callable[..., TrainConfig]) -> str:
+    assert change.__doc__ is not None
+    return change.__doc__
+
+
+def _exists(recipe: Recipe, base: TrainConfig) -> bool:
+    try:
+        return recipe.name == BASE or recipe.content_noise is not None or recipe.change(base) != base
+    except ValidationError:  # there is no such model
+        return False
+
+
+def _model(base: TrainConfig, **changes: Any) -> TrainConfig:
+    return changed(base, model=base.model.model_dump() | changes)
+
+
+def _without(base: TrainConfig, *parts: str) -> TrainConfig:
+    return _model(base, features=base.model.features.model_dump() | dict.fromkeys(parts, False))
+
+
+def _sampling(base: TrainConfig, **changes: Any) -> TrainConfig:
+    return changed(base, sampling=base.sampling.model_dump() | changes)
+
+
+def _loss(base: TrainConfig, **changes: Any) -> TrainConfig:
+    return changed(base, loss=base.loss.model_dump() | changes)

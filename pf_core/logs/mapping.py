@@ -1,0 +1,308 @@
+"""Foreign rows to raw_actions rows: the source mapping compiled to one SQL statement, run by DuckDB on Arrow.
+
+A row is kept, skipped by a rule, or quarantined with the first reason that applies; the reason names the
+contract field and the foreign column. Missing durations count as 0; a duration that is no number is an error.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pf_core.config.source import ActionsSource, CategoryField, Condition, IdField, Rule
+from pf_core.errors import PipelineError
+from pf_core.logs.readers import RawBatch
+from pf_core.schemas import TIMESTAMP, id_arrow_type
+
+EARLIEST_US = 946_684_800_000_000  # 2000-01-01; earlier or later than these is a wrong unit, not a date
+
+LATEST_US = 4_102_444_800_000_000  # 2100-01-01
+
+MAX_CATEGORIES = 2**15
+
+_SKIPPED = "\x00skip"
+
+_SKIPPED_CODE = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappedBatch:
+    """`actions` are contract rows; every input row's position is in one of `kept`, `skipped` and `rejected`."""
+
+    actions: pa.Table
+    kept: np.ndarray
+    skipped: np.ndarray
+    rejected: np.ndarray
+    reasons: list[str]  # one for each rejected row
+    ts_us: np.ndarray  # of every input row; -1 where it has no valid time
+
+
+class ActionMapper:
+    """Compiles the mapping once for each input schema, then maps batch after batch."""
+
+    def __init__(self, source: ActionsSource, *, num_threads: int = 1) -> None:
+        self._source = source
+        self._connection = duckdb.connect(config={"threads": num_threads})
+        self._connection.execute("SET enable_progress_bar = false")
+        self._connection.execute("SET TimeZone = ?", [source.ts.timezone])
+        self._statements: dict[pa.Schema, str] = {}
+
+    def map(self, raw: pa.Table) -> MappedBatch:
+        statement = self._statements.setdefault(raw.schema, _statement(self._source, raw.schema))
+        raw = as_raw(raw)
+        mapped = self._connection.sql(statement).to_arrow_table()
+        reason = mapped["reason"].combine_chunks()
+        ts_us = mapped["ts_us"].fill_null(-1).to_numpy()
+        ts_us = np.where((ts_us < EARLIEST_US) | (ts_us > LATEST_US), -1, ts_us)
+        if reason.null_count == len(reason):
+            kept, bad = np.arange(len(reason)), np.empty(0, np.int64)
+        else:
+            is_good = reason.is_null().to_numpy(zero_copy_only=False)
+            kept, bad = np.flatnonzero(is_good), np.flatnonzero(~is_good)
+            mapped = mapped.filter(pa.array(is_good))
+        texts = np.array(reason.take(pa.array(bad)).to_pylist(), object)
+        is_skipped = texts == _SKIPPED
+        return MappedBatch(
+            actions=_typed(mapped, self._source),
+            kept=kept,
+            skipped=bad[is_skipped],
+            rejected=bad[~is_skipped],
+            reasons=list(texts[~is_skipped]),
+            ts_us=ts_us,
+        )
+
+
+def raw_json(raw: pa.Table, positions: np.ndarray) -> list[str]:
+    """The rows as they were, for the quarantine."""
+    return [json.dumps(row, default=str) for row in raw.take(pa.array(positions)).to_pylist()]
+
+
+def rejected_rows(
+    batches: list[RawBatch], raw: pa.Table, positions: np.ndarray, reasons: list[str]
+) -> Iterator[tuple[Path, int, str, str]]:
+    """(file, row number, reason, content) of the malformed rows and of those at `positions` in the joined batches.
+
+    In the order of the files and their rows, so that it does not matter which batches were joined.
+    """
+    rejects = [(index, *row) for index, batch in enumerate(batches) for row in batch.malformed]
+    ends = np.cumsum([len(batch.row_number) for batch in batches])
+    for position, reason, text in zip(positions, reasons, raw_json(raw, positions), strict=True):
+        index = int(np.searchsorted(ends, position, side="right"))
+        number = batches[index].row_number[position - ends[index]]  # from its end: the index is negative
+        rejects.append((index, int(number), reason, text))
+    for index, number, reason, text in sorted(rejects):
+        yield batches[index].file, number, reason, text
+
+
+def _typed(mapped: pa.Table, source: ActionsSource) -> pa.Table:
+    columns: dict[str, Any] = {
+        "user_id": mapped["user_id"].cast(id_arrow_type(source.user_id.type)),
+        "ts": mapped["ts_us"].cast(pa.int64()).cast(TIMESTAMP),
+        "pin_id": mapped["pin_id"].cast(id_arrow_type(source.pin_id.type)),
+        "action_type": _encoded("action_type", mapped, source.action_type),
+        "surface": _encoded("surface", mapped, source.surface),
+        "duration_s": pc.cast(mapped["duration_s"], pa.float32()),
+    }
+    return pa.table(columns)
+
+
+def _encoded(name: str, mapped: pa.Table, field: CategoryField) -> pa.Array:
+    """A category as dictionary array; the statement gives codes where the mapping fixes the values."""
+    values = mapped[name].combine_chunks()
+    if field.vocabulary is not None:
+        return pa.DictionaryArray.from_arrays(values.cast(pa.int16()), pa.array(field.vocabulary, pa.string()))
+    encoded = values.dictionary_encode()
+    if len(encoded.dictionary) > MAX_CATEGORIES:
+        raise PipelineError(
+            f"{name} has {len(encoded.dictionary):,} different values: is the right column mapped to it?"
+        )
+    return pa.DictionaryArray.from_arrays(encoded.indices.cast(pa.int16()), encoded.dictionary.cast(pa.string()))
+
+
+def _statement(source: ActionsSource, schema: pa.Schema) -> str:
+    """SELECT the contract's columns and the first reason against each row (NULL: none)."""
+    user, pin, ts = source.user_id, source.pin_id, source.ts
+    checks = [
+        *id_checks("user_id", user, schema),
+        *id_checks("pin_id", pin, schema),
+        (f"{is_missing(ts.column, schema)}", f"ts: missing (column {ts.column})"),
+        ("ts_us IS NULL", f"ts: not a time in unit {ts.unit} (column {ts.column})"),
+        (
+            f"ts_us NOT BETWEEN {EARLIEST_US} AND {LATEST_US}",
+            f"ts: outside 2000-2100, is unit {ts.unit} right? (column {ts.column})",
+        ),
+        *_category_checks("action_type", source.action_type, schema),
+        *_category_checks("surface", source.surface, schema),
+    ]
+    duration = "0.0::FLOAT"
+    if source.duration_s is not None:
+        column = source.duration_s.column
+        scale = 1000.0 if source.duration_s.unit == "ms" else 1.0
+        number = _number(column, schema)
+        if not pa.types.is_integer(schema.field(column).type):
+            number = f"CASE WHEN isnan({number}) THEN 0 ELSE {number} END"
+        duration = f"TRY_CAST(coalesce({number}, 0) / {scale} AS FLOAT)"
+        checks += [
+            (
+                f"NOT ({is_missing(column, schema)}) AND {_number(column, schema)} IS NULL",
+                f"duration_s: not a number (column {column})",
+            ),
+            (
+                "duration_s IS NULL OR duration_s < 0 OR isinf(duration_s)",
+                f"duration_s: negative or infinite (column {column})",
+            ),
+        ]
+    cases = "\n".join(f"WHEN {test} THEN {sql_text(reason)}" for test, reason in checks)
+    return f"""
+        SELECT user_id, ts_us, pin_id, action_type, surface, duration_s, CASE {cases} END AS reason
+        FROM (SELECT *, {id_value(user, schema)} AS user_id, {id_value(pin, schema)} AS pin_id,
+                     {_time(source, schema)} AS ts_us, {_category(source.action_type, schema)} AS action_type,
+                     {_category(source.surface, schema)} AS surface, {duration} AS duration_s
+              FROM raw)
+    """
+
+
+def raw_column(column: str) -> str:
+    """Apart from our own names, and from a column that differs in case only, which SQL would take for the same."""
+    return "raw_" + column.encode().hex()
+
+
+def as_raw(table: pa.Table) -> pa.Table:
+    """The table under the names of the statement, with times that DuckDB can hold."""
+    return pa.table({raw_column(name): _clamped(table[name]) for name in table.column_names})
+
+
+def _clamped(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kind = column.type
+    if not pa.types.is_timestamp(kind) or kind.unit not in ("s", "ms"):
+        return column
+    bound = LATEST_US * 2 // (1_000_000 if kind.unit == "s" else 1_000)
+    number = pc.max_element_wise(
+        pc.min_element_wise(column.cast(pa.int64()), bound, skip_nulls=False), -bound, skip_nulls=False
+    )
+    return number.cast(kind)
+
+
+def sql_text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _is_text(column: str, schema: pa.Schema) -> bool:
+    kind = _value_type(column, schema)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _value_type(column: str, schema: pa.Schema) -> pa.DataType:
+    kind = schema.field(column).type
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def is_missing(column: str, schema: pa.Schema) -> str:
+    if _is_text(column, schema):
+        return f"({raw_column(column)} IS NULL OR {raw_column(column)} = '')"
+    return f"{raw_column(column)} IS NULL"
+
+
+def _number(column: str, schema: pa.Schema) -> str:
+    kind = schema.field(column).type
+    if pa.types.is_boolean(kind):
+        return f"{raw_column(column)}::INTEGER::DOUBLE"
+    if pa.types.is_integer(kind):
+        return f"{raw_column(column)}::DOUBLE"
+    return f"TRY_CAST({raw_column(column)} AS DOUBLE)"
+
+
+def id_value(field: IdField, schema: pa.Schema) -> str:
+    column = raw_column(field.column)
+    kind = _value_type(field.column, schema)
+    if field.type == "string":
+        return f"{column}::VARCHAR"
+    if _is_text(field.column, schema):
+        return f"CASE WHEN regexp_full_match({column}, '-?[0-9]+') THEN TRY_CAST({column} AS BIGINT) END"
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return f"CASE WHEN {column} = floor({column}) THEN TRY_CAST({column} AS BIGINT) END"
+    return f"TRY_CAST({column} AS BIGINT)"
+
+
+def id_checks(name: str, field: IdField, schema: pa.Schema) -> list[tuple[str, str]]:
+    checks = [(is_missing(field.column, schema), f"{name}: missing (column {field.column})")]
+    if field.type == "int":
+        checks.append((f"{name} IS NULL", f"{name}: not an integer (column {field.column})"))
+    return checks
+
+
+def _time(source: ActionsSource, schema: pa.Schema) -> str:
+    column, kind = raw_column(source.ts.column), schema.field(source.ts.column).type
+    if pa.types.is_timestamp(kind) or source.ts.unit == "iso":
+        return f"epoch_us(TRY_CAST({column} AS TIMESTAMPTZ))"
+    factor = {"s": 1_000_000, "ms": 1_000, "us": 1}[source.ts.unit]
+    if pa.types.is_integer(kind):
+        bound = 2**62 // factor
+        return f"CASE WHEN {column} BETWEEN {-bound} AND {bound} THEN {column}::BIGINT * {factor} END"
+    return f"TRY_CAST(TRY(round(TRY_CAST({column} AS DECIMAL(30, 9)) * {factor})) AS BIGINT)"
+
+
+def _category(field: CategoryField, schema: pa.Schema) -> str:
+    """The code of the category in the field's vocabulary, or its text where there is none."""
+    codes = {name: code for code, name in enumerate(field.vocabulary or ())}
+    if field.constant is not None:
+        return str(codes[field.constant])
+    if field.rules:
+        outcomes = [_SKIPPED_CODE if rule.value is None else codes[rule.value] for rule in field.rules]
+        cases = [f"WHEN {_holds(rule, schema)} THEN {code}" for rule, code in zip(field.rules, outcomes, strict=True)]
+        return f"CASE {' '.join(cases)} END"
+    assert field.column is not None
+    text = f"{raw_column(field.column)}::VARCHAR"
+    if field.values is None:
+        return f"nullif({text}, '')"
+    cases = [f"WHEN {sql_text(foreign)} THEN {codes[ours]}" for foreign, ours in field.values.items()]
+    return f"CASE {text} {' '.join(cases)} END"
+
+
+def _category_checks(name: str, field: CategoryField, schema: pa.Schema) -> list[tuple[str, str]]:
+    checks = []
+    if any(rule.skip for rule in field.rules):
+        checks.append((f"{name} = {_SKIPPED_CODE}", _SKIPPED))
+    if field.column is not None:
+        checks.append((is_missing(field.column, schema), f"{name}: missing (column {field.column})"))
+        if field.values is not None:
+            checks.append((f"{name} IS NULL", f"{name}: unknown value (column {field.column})"))
+    elif field.rules:
+        checks.append((f"{name} IS NULL", f"{name}: no rule applies (columns {', '.join(sorted(field.columns))})"))
+    return checks
+
+
+def _holds(rule: Rule, schema: pa.Schema) -> str:
+    tests = [test for column, condition in rule.when.items() for test in _tests(column, condition, schema)]
+    return " AND ".join(tests) if tests else "true"
+
+
+def _tests(column: str, condition: Condition, schema: pa.Schema) -> list[str]:
+    number = _number(column, schema)
+
+    def equals(value: str | int | float | bool) -> str:
+        if isinstance(value, str):
+            return f"{raw_column(column)}::VARCHAR = {sql_text(value)}"
+        if isinstance(value, bool) and _is_text(column, schema):
+            return f"TRY_CAST({raw_column(column)} AS BOOLEAN) = {value}"
+        if isinstance(value, int) and pa.types.is_integer(schema.field(column).type):
+            return f"{raw_column(column)} = {int(value)}"
+        return f"{number} = {float(value)}"
+
+    bounds = {">": condition.above, ">=": condition.at_least, "<": condition.below, "<=": condition.at_most}
+    tests = [
+        f"({number} {operator} {bound} AND NOT isnan({number}))"
+        for operator, bound in bounds.items()
+        if bound is not None
+    ]
+    if condition.equals is not None:
+        tests.append(equals(condition.equals))
+    if condition.any_of is not None:
+        tests.append("(" + " OR ".join(equals(value) for value in condition.any_of) + ")")
+    return [f"coalesce({test}, false)" for test in tests]

@@ -1,0 +1,60 @@
+"""Where rows go that cannot be used: a Parquet file with their file, row number, reason and content."""
+
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pf_core.schemas import QUARANTINE_SCHEMA
+from pf_core.storage.cache import fetched
+from pf_core.storage.files import written
+
+_FLUSH_ROWS = 65_536
+
+
+@dataclass
+class Quarantine:
+    """Rejected rows, written as they come; the file appears with the first of them."""
+
+    path: Path
+    held: list[tuple[str, int, str, str]] = field(default_factory=list)
+    by_reason: Counter[str] = field(default_factory=Counter)
+    writer: pq.ParquetWriter | None = None
+    place: ExitStack = field(default_factory=ExitStack)
+
+    def add(self, file: Path | str, row_number: int, reason: str, raw: str) -> None:
+        self.held.append((str(file), row_number, reason, raw))
+        self.by_reason[reason] += 1
+        if len(self.held) >= _FLUSH_ROWS:
+            self.flush()
+
+    def absorb(self, path: Path) -> None:
+        """Add what another one wrote."""
+        with pq.ParquetFile(fetched(path)) as file:
+            for batch in file.iter_batches(batch_size=_FLUSH_ROWS):
+                self._write(pa.table(batch))
+                for count in batch["reason"].value_counts().to_pylist():
+                    self.by_reason[count["values"]] += count["counts"]
+
+    def flush(self) -> None:
+        if self.held:
+            columns = [list(column) for column in zip(*self.held, strict=True)]
+            self._write(pa.table(columns, schema=QUARANTINE_SCHEMA))
+            self.held = []
+
+    def _write(self, rows: pa.Table) -> None:
+        if self.writer is None:
+            self.writer = pq.ParquetWriter(self.place.enter_context(written(self.path)), QUARANTINE_SCHEMA)
+        self.writer.write_table(rows)
+
+    def close(self) -> str | None:
+        """The file's name; None if nothing was rejected."""
+        self.flush()
+        if self.writer is None:
+            return None
+        self.writer.close()
+        self.place.close()
+        return self.path.name

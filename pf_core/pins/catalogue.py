@@ -1,0 +1,156 @@
+"""Reading a site's pins: catalogue files and vector matrices to contract rows, with a reason for every reject."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pf_core.config.source import ColumnVectors, NpyVectors, PinsSource
+from pf_core.errors import PipelineError
+from pf_core.logs.mapping import as_raw, id_checks, id_value, raw_column, raw_json, sql_text
+from pf_core.logs.readers import read_file
+from pf_core.schemas import id_arrow_type, pin_features_schema
+from pf_core.storage.cache import fetched
+
+UNKNOWN_INTEREST = "unknown"
+
+QuarantinedRow = tuple[str, int, str, str]
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Contract rows by pin_id (without `feature` if the vectors lie elsewhere), and the rows that are unusable."""
+
+    rows: pa.Table
+    quarantined: list[QuarantinedRow]
+
+
+def read_catalogue(pins: PinsSource, files: Sequence[Path], *, dim: int | None) -> Catalogue:
+    """All rows of the files; the first row of a pin counts, a second one is a reject. `dim`: as known so far."""
+    assert pins.catalogue is not None
+    vector = pins.vectors.column if isinstance(pins.vectors, ColumnVectors) else None
+    named = (pins.pin_id.column, pins.interest, pins.is_candidate, vector)
+    columns = [column for column in dict.fromkeys(named) if column is not None]
+    tables: list[pa.Table] = []
+    quarantined: list[QuarantinedRow] = []
+    connection = duckdb.connect(config={"threads": 1})
+    for file in files:
+        for batch in read_file(file, pins.catalogue, columns):
+            readable = _without_halves(batch.rows)
+            raw = as_raw(readable)  # noqa: F841 (the statement reads it by name)
+            mapped = connection.sql(_statement(pins, vector, readable.schema)).to_arrow_table()
+            reasons = np.array(mapped["reason"].fill_null("").to_pylist(), object)  # "" is none
+            if vector is not None:
+                dim = dim or _first_length(mapped["feature"], reasons)
+                reasons = _check_vectors(mapped["feature"], reasons, dim)
+            is_good = reasons == ""
+            bad = np.flatnonzero(~is_good)
+            rejects = zip(batch.row_number[bad].tolist(), reasons[bad], raw_json(batch.rows, bad), strict=True)
+            quarantined += [(str(file), *reject) for reject in (*batch.malformed, *rejects)]
+            rows = mapped.drop_columns(["reason"]).filter(pa.array(is_good))
+            origin = [f"{file}\n{number}" for number in batch.row_number[is_good]]
+            tables.append(rows.append_column("origin", pa.array(origin, pa.string())))
+    rows, repeated = _first_of_each(pa.concat_tables(tables))
+    return Catalogue(_typed(rows, pins, dim), quarantined + repeated)
+
+
+def _without_halves(rows: pa.Table) -> pa.Table:
+    """DuckDB knows no float16."""
+    for index, field in enumerate(rows.schema):
+        if pa.types.is_nested(field.type) and getattr(field.type, "value_type", None) == pa.float16():
+            rows = rows.set_column(index, field.name, rows[index].cast(pa.list_(pa.float32())))
+    return rows
+
+
+def read_matrix(vectors: NpyVectors, root: Path, pins: PinsSource) -> pa.Table:
+    """pin_id and feature from two .npy files, memory-mapped until they become Arrow."""
+    matrix, ids = (_load(root / name) for name in (vectors.npy, vectors.ids))
+    if matrix.ndim != 2 or ids.ndim != 1 or len(matrix) != len(ids):
+        raise PipelineError(
+            f"{root / vectors.npy} has shape {matrix.shape} and {root / vectors.ids} {ids.shape}; "
+            "they must be (pins, dim) and (pins,)"
+        )
+    try:
+        pin_id = pa.array(ids).cast(id_arrow_type(pins.pin_id.type))
+    except pa.ArrowException as error:
+        raise PipelineError(f"{root / vectors.ids}: not all are {pins.pin_id.type} ids: {error}") from error
+    if matrix.dtype.kind not in "iuf":
+        raise PipelineError(f"{root / vectors.npy} holds {matrix.dtype}, not numbers")
+    if len(pin_id.unique()) != len(pin_id):
+        raise PipelineError(f"{root / vectors.ids} names a pin twice")
+    features = np.ascontiguousarray(matrix, np.float32)
+    if not np.isfinite(features).all():
+        row = int(np.flatnonzero(~np.isfinite(features).all(axis=1))[0])
+        raise PipelineError(f"{root / vectors.npy}, row {row}: the vector has a value that is not finite")
+    feature = pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), features.shape[1])
+    return pa.table({"pin_id": pin_id, "feature": feature})
+
+
+def _load(path: Path) -> np.ndarray:
+    if not path.is_file():
+        raise PipelineError(f"no file at {path}: mend `pins.vectors` in the site file")
+    try:
+        return np.load(fetched(path), mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise PipelineError(f"{path} cannot be read as .npy: {error}") from error
+
+
+def _statement(pins: PinsSource, vector: str | None, schema: pa.Schema) -> str:
+    checks = id_checks("pin_id", pins.pin_id, schema)
+    interest, candidate = sql_text(UNKNOWN_INTEREST), "true"
+    if pins.interest is not None:
+        interest = f"coalesce(nullif({raw_column(pins.interest)}::VARCHAR, ''), {interest})"
+    if pins.is_candidate is not None:
+        candidate = f"TRY_CAST({raw_column(pins.is_candidate)} AS BOOLEAN)"
+        checks.append(("is_candidate IS NULL", f"is_candidate: not true or false (column {pins.is_candidate})"))
+    feature = ""
+    if vector is not None:
+        feature = f", TRY_CAST({raw_column(vector)} AS FLOAT[]) AS feature"
+        checks.append(("feature IS NULL", f"feature: not a list of numbers (column {vector})"))
+    cases = " ".join(f"WHEN {test} THEN {sql_text(reason)}" for test, reason in checks)
+    return f"""
+        SELECT pin_id, interest, is_candidate {", feature" if vector else ""}, CASE {cases} END AS reason
+        FROM (SELECT *, {id_value(pins.pin_id, schema)} AS pin_id, {interest} AS interest,
+                     {candidate} AS is_candidate {feature}
+              FROM raw)
+    """
+
+
+def _first_length(feature: pa.ChunkedArray, reasons: np.ndarray) -> int | None:
+    lengths = pc.list_value_length(feature).fill_null(0).to_numpy()
+    good = np.flatnonzero((reasons == "") & (lengths > 0))
+    return int(lengths[good[0]]) if len(good) else None
+
+
+def _check_vectors(feature: pa.ChunkedArray, reasons: np.ndarray, dim: int | None) -> np.ndarray:
+    reasons = reasons.copy()
+    lengths = pc.list_value_length(feature).fill_null(-1).to_numpy()
+    reasons[(reasons == "") & (lengths != dim)] = f"feature: not {dim} numbers, like the first"
+    good = np.flatnonzero(reasons == "")
+    if len(good):
+        values = pc.list_flatten(feature.take(pa.array(good))).to_numpy().reshape(len(good), -1)
+        reasons[good[~np.isfinite(values).all(axis=1)]] = "feature: a value is missing or not finite"
+    return reasons
+
+
+def _typed(mapped: pa.Table, pins: PinsSource, dim: int | None) -> pa.Table:
+    schema = pin_features_schema(pins.pin_id.type, dim or 1)
+    return mapped.cast(pa.schema([schema.field(name) for name in mapped.column_names]))
+
+
+def _first_of_each(rows: pa.Table) -> tuple[pa.Table, list[QuarantinedRow]]:
+    """Rows by pin_id; of a pin's rows the first one in the files."""
+    numbered = rows.append_column("position", pa.array(np.arange(rows.num_rows)))
+    rows = rows.take(pc.sort_indices(numbered, [("pin_id", "ascending"), ("position", "ascending")]))
+    ids = rows["pin_id"].combine_chunks()
+    again = np.zeros(rows.num_rows, bool)
+    again[1:] = pc.equal(ids[1:], ids[: max(len(ids) - 1, 0)]).to_numpy(zero_copy_only=False)
+    repeated: list[QuarantinedRow] = []
+    for row in rows.filter(pa.array(again)).select(["origin", "pin_id"]).to_pylist():
+        file, number = row["origin"].split("\n")
+        repeated.append((file, int(number), "pin_id: a second row of this pin", str(row["pin_id"])))
+    return rows.filter(pa.array(~again)).drop_columns(["origin"]), repeated

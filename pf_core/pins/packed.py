@@ -1,0 +1,133 @@
+"""Pins as flat arrays on disk, in the order of their ids, memory-mapped by training and inference."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pf_core.config.site import Site
+from pf_core.engine.daily_state import Manifest, open_dataset, take_rows
+from pf_core.errors import PipelineError, materialize_command
+from pf_core.hashing import hash_slices
+from pf_core.pins.features import pin_state
+from pf_core.schemas import id_arrow_type
+from pf_core.storage.arrays import NpyFile
+from pf_core.storage.cache import fetched
+from pf_core.storage.files import place, remove_tree, write_json
+from pf_core.storage.locks import exclusive
+
+PIN_BATCH_ROWS = 8192
+"""Of every chunk but the last: who looks pins up counts on it."""
+
+
+# Pins
+
+
+def pins_by_id(
+    dataset: lance.LanceDataset, columns: Sequence[str], *, only_candidates: bool = False
+) -> Iterator[pa.Table]:
+    """Pins in the order of their ids, a chunk at a time; of all of them, only the ids are in memory."""
+    known = dataset.to_table(columns=["pin_id", "is_candidate"])
+    is_wanted = known["is_candidate"].to_numpy() if only_candidates else np.ones(known.num_rows, bool)
+    rows = np.flatnonzero(is_wanted)
+    rows = rows[pc.sort_indices(known["pin_id"].take(pa.array(rows))).to_numpy()]
+    for start in range(0, len(rows), PIN_BATCH_ROWS):
+        yield take_rows(dataset, rows[start : start + PIN_BATCH_ROWS], columns)
+
+
+def finite_features(pins: pa.Table, ds: str) -> np.ndarray:
+    """The features of these pins, feature_NF; a value that is not finite is an error that names the pin."""
+    values = pins["feature"].combine_chunks().flatten().to_numpy().reshape(len(pins), -1)
+    is_finite = np.isfinite(values).all(axis=1)
+    if not is_finite.all():
+        pin_id = pins["pin_id"][int(np.argmin(is_finite))].as_py()
+        raise PipelineError(
+            f"pin_features {ds}: the feature of pin {pin_id!r} has a value that is not finite. "
+            f"Mend its vector, then: {materialize_command('pin_features', ds)}"
+        )
+    return np.asarray(values)
+
+
+def write_pins(site: Site, pins: Manifest, folder: Path) -> dict[str, int]:
+    """Write features, ids, interests and candidates of a pin_features partition by pin id; returns the counts."""
+    folder.mkdir(parents=True)
+    codes: dict[str, int] = {}
+    dataset = open_dataset(pin_state(site).bucket_path(0), version=pins["versions"][0])
+    schema = pa.schema([("pin_id", id_arrow_type(site.source.pins.pin_id.type))])
+    with (
+        closing(NpyFile(folder / "feature.npy", np.float32, row_shape=(pins["dim"],))) as feature,
+        closing(NpyFile(folder / "candidates.npy", np.int64)) as candidates,
+        closing(NpyFile(folder / "interest.npy", np.int32)) as interest,
+        pa.ipc.new_file(folder / "pin_id.arrow", schema) as ids,
+    ):
+        for chunk in pins_by_id(dataset, ["pin_id", "feature", "interest", "is_candidate"]):
+            values = finite_features(chunk, pins["ds"])
+            candidates.append(len(feature) + np.flatnonzero(chunk["is_candidate"].to_numpy()))
+            feature.append(values)
+            interest.append(_number_words(chunk["interest"], codes))
+            ids.write_batch(pa.record_batch([chunk["pin_id"].combine_chunks()], schema=schema))
+        return {"pins": len(feature), "candidates": len(candidates)}
+
+
+def _number_words(words: pa.ChunkedArray, codes: dict[str, int]) -> np.ndarray:
+    """Each word's number in the order of first sight; `codes` grows by what is new."""
+    encoded = words.combine_chunks().dictionary_encode()
+    number = np.array([codes.setdefault(word, len(codes)) for word in encoded.dictionary.to_pylist()], np.int32)
+    return number[encoded.indices.to_numpy()]
+
+
+PACKS_KEPT = 3
+
+PIN_CHUNK = 16_384
+
+
+# Pins
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackedPins:
+    """Features by pin row, memory-mapped."""
+
+    ids: Path
+    feature: np.ndarray
+    feature_hash: np.ndarray
+
+
+def pack_pins(site: Site, pins: Manifest, progress: Callable[[str], None]) -> Path:
+    """The folder with the packed pins of a pin_features partition, made unless its version is there already."""
+    folder = pin_state(site).root / "packed"
+    name, partial = f"v{pins['versions'][0]}", site.workspace / "pin_features" / "packed" / ".packing"
+    path, used = folder / name, folder / f"{name}.json"
+    with exclusive(folder, "the packed pins"):
+        if not used.exists():
+            progress(f"packing the features of {pins['counts']['pins']:,} pins, pin_features {pins['ds']}")
+            remove_tree(partial)
+            partial.mkdir(parents=True)
+            write_pins(site, pins, partial / "pins")
+            _hash_features(partial / "pins")
+            place(partial / "pins", path)
+            remove_tree(partial)
+        write_json(used, {"last_by": pins["ds"]})
+        for old in sorted(folder.glob("v*.json"), key=lambda pack: pack.stat().st_mtime_ns)[:-PACKS_KEPT]:
+            old.unlink()
+            remove_tree(old.with_suffix(""))
+    return path
+
+
+def _hash_features(folder: Path) -> None:
+    feature = np.load(folder / "feature.npy", mmap_mode="r")
+    with closing(NpyFile(folder / "feature_hash.npy", np.int64)) as file:
+        for first in range(0, len(feature), PIN_CHUNK):
+            rows = np.ascontiguousarray(feature[first : first + PIN_CHUNK])
+            file.append(hash_slices(rows, np.arange(len(rows) + 1) * rows.strides[0]))
+
+
+def open_pins(path: Path) -> PackedPins:
+    path = fetched(path)
+    feature, feature_hash = (np.load(path / f"{name}.npy", mmap_mode="r") for name in ("feature", "feature_hash"))
+    return PackedPins(ids=path / "pin_id.arrow", feature=feature, feature_hash=feature_hash)

@@ -1,0 +1,101 @@
+"""Every table that crosses a boundary, in one place: column names, Arrow schemas, closed vocabularies.
+
+Ids are int64 or strings, as the log has them; nothing assumes that they are dense or ordered. Times are
+UTC microseconds. Action types and surfaces are dictionary-encoded strings: compact as codes, readable as text.
+"""
+
+from typing import Literal
+
+import pyarrow as pa
+
+IdType = Literal["int", "string"]
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+
+CATEGORY = pa.dictionary(pa.int16(), pa.string())
+
+ACTION_COLUMNS = ("user_id", "ts", "pin_id", "action_type", "surface", "duration_s")
+"""Sort order of raw_actions: a user's actions by time; ties broken by every other field, so that two builds agree."""
+
+TIMELINE_LISTS = ("pin_id", "ts", "action_type", "surface", "duration_s")
+
+
+def id_arrow_type(id_type: IdType) -> pa.DataType:
+    return pa.int64() if id_type == "int" else pa.string()
+
+
+def raw_actions_schema(user_id: IdType, pin_id: IdType) -> pa.Schema:
+    return pa.schema(
+        [
+            pa.field("user_id", id_arrow_type(user_id)),
+            pa.field("ts", TIMESTAMP),
+            pa.field("pin_id", id_arrow_type(pin_id)),
+            pa.field("action_type", CATEGORY),
+            pa.field("surface", CATEGORY),
+            pa.field("duration_s", pa.float32()),
+        ]
+    )
+
+
+QUARANTINE_SCHEMA = pa.schema(
+    [
+        pa.field("source_file", pa.string()),
+        pa.field("row_number", pa.int64()),  # 1-based; a CSV's header is row 1
+        pa.field("reason", pa.string()),
+        pa.field("raw", pa.string()),  # the row as JSON, or the line as it was
+    ]
+)
+
+
+def user_timelines_schema(user_id: IdType, pin_id: IdType) -> pa.Schema:
+    """As they are read; `pieces.py` says how they are stored."""
+    return pa.schema(
+        [
+            pa.field("user_id", id_arrow_type(user_id)),
+            pa.field("pin_id", pa.list_(id_arrow_type(pin_id))),
+            pa.field("ts", pa.list_(TIMESTAMP)),
+            pa.field("action_type", pa.list_(CATEGORY)),
+            pa.field("surface", pa.list_(CATEGORY)),
+            pa.field("duration_s", pa.list_(pa.float32())),
+        ]
+    )
+
+
+def pin_features_schema(pin_id: IdType, dim: int) -> pa.Schema:
+    return pa.schema(
+        [
+            pa.field("pin_id", id_arrow_type(pin_id)),
+            pa.field("feature", pa.list_(pa.float32(), dim)),
+            pa.field("interest", pa.string()),
+            pa.field("is_candidate", pa.bool_()),
+        ]
+    )
+
+
+def user_embeddings_schema(user_id: IdType, dim: int) -> pa.Schema:
+    """Of the snapshot, and of a day's user_embeddings before it is merged."""
+    return pa.schema(
+        [
+            pa.field("user_id", id_arrow_type(user_id)),
+            pa.field("embedding", pa.list_(pa.float16(), dim)),  # unit norm
+            pa.field("model_version", pa.string()),
+            pa.field("computed_ds", pa.date32()),
+            pa.field("last_action_ts", TIMESTAMP),
+            pa.field("num_actions", pa.int32()),  # that the embedding was computed from
+        ]
+    )
+
+
+INPUT_HASH = pa.field("input_hash", pa.int64())
+"""user_embeddings has it beside the snapshot's columns: of what the model read. Same hash, same embedding."""
+
+
+def pin_embeddings_schema(pin_id: IdType, dim: int) -> pa.Schema:
+    return pa.schema(
+        [
+            pa.field("pin_id", id_arrow_type(pin_id)),
+            pa.field("embedding", pa.list_(pa.float16(), dim)),  # unit norm
+            pa.field("model_version", pa.string()),
+            pa.field("interest", pa.string()),  # what serving shows beside the pin
+        ]
+    )

@@ -1,0 +1,228 @@
+"""The feature store of a release: user id → (embedding, the day on which it was computed), as services look it up.
+
+A value is the day (little-endian int32, days since 1970) and the embedding's float16 bytes: what the snapshot has, to
+the bit. A store is built once, aside, by the release that owns it, and read from then on; all that ever changes it is
+that a forgotten user is deleted.
+
+Here is the store on one machine, LMDB: one file, memory-mapped. A key is the user's bucket and id, encoded so that
+bytes sort as ids do; buckets come in order, so every put is an append: no page is ever split, and the file is as small
+as it can be. Readers take part in LMDB's locks, so a deletion is safe while they read: each sees the store before it
+or after it. `redis_store.py` has the store for many machines.
+"""
+
+import hashlib
+import os
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import numpy as np
+import pyarrow as pa
+
+from pf_core.errors import PipelineError
+from pf_core.hashing import bucket_of
+from pf_core.serving.store import DAY_BYTES, Lookup, Values, decode_values, one_ahead
+from pf_core.storage.cache import fetched
+from pf_core.storage.files import is_remote, remove_tree, scratch_dir, upload
+
+MAX_KEY_BYTES = 511
+"""LMDB's limit."""
+
+MAX_READERS = 4096
+"""Reads that may go on at the same time, over all processes; LMDB's own default is 126."""
+
+COMMIT_BYTES = 8 << 20
+"""Of values in one LMDB transaction: what is held beside the bucket."""
+
+DATA = "data.mdb"
+"""LMDB's name for its file."""
+
+
+def _portions(order: np.ndarray, value_bytes: int) -> Iterator[np.ndarray]:
+    """The row numbers, COMMIT_BYTES of values at a time."""
+    step = max(1, COMMIT_BYTES // value_bytes)
+    for start in range(0, len(order), step):
+        yield order[start : start + step]
+
+
+# LMDB
+
+
+def _lmdb_keys(ids: pa.Array | pa.ChunkedArray, bucket: np.ndarray) -> np.ndarray:
+    """Bucket (big-endian), then the id: an int64 big-endian with its sign bit flipped, or UTF-8.
+
+    An id that is too long is cut, and its BLAKE2b hash appended. Only such keys have the full length, so none of
+    them equals that of a shorter id.
+    """
+    if pa.types.is_integer(ids.type):
+        keys_NW = np.empty((len(ids), 10), np.uint8)
+        keys_NW[:, :2] = bucket.astype(">u2")[:, None].view(np.uint8)
+        flipped = ids.to_numpy().view(np.uint64) ^ np.uint64(1 << 63)
+        keys_NW[:, 2:] = flipped.astype(">u8")[:, None].view(np.uint8)
+        return keys_NW.view("V10")[:, 0]
+    keys = np.empty(len(ids), object)
+    keys[:] = [
+        number.to_bytes(2, "big") + _bounded(text.encode())
+        for number, text in zip(bucket.tolist(), ids.to_pylist(), strict=True)
+    ]
+    return keys
+
+
+def _bounded(encoded: bytes) -> bytes:
+    limit = MAX_KEY_BYTES - 2
+    if len(encoded) < limit:
+        return encoded
+    return encoded[: limit - 32] + hashlib.blake2b(encoded, digest_size=32).digest()
+
+
+class _Environments:
+    """LMDB forbids opening a store twice in one process: whoever opens it again shares what is open."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a garbage collection may give one back at any time
+        self._opened: dict[Path, lmdb.Environment] = {}
+        self._num_holders: Counter[Path] = Counter()
+
+    def take(self, path: Path) -> lmdb.Environment:
+        with self._lock:
+            self._num_holders[path] += 1  # from here on, nobody closes it
+            try:
+                if path not in self._opened:
+                    self._opened[path] = _open_environment(path)
+                return self._opened[path]
+            except BaseException:
+                self.give_back(path)
+                raise
+
+    def give_back(self, path: Path) -> None:
+        with self._lock:
+            self._num_holders[path] -= 1
+            if self._num_holders[path] == 0:
+                del self._num_holders[path]
+                environment = self._opened.pop(path, None)
+                if environment is not None:
+                    environment.close()
+
+
+_environments = _Environments()
+
+
+def _open_environment(path: Path) -> lmdb.Environment:
+    if not (path / DATA).exists():
+        raise FileNotFoundError(f"no store in {path}")
+    try:
+        environment = lmdb.open(
+            str(path),
+            create=False,
+            readonly=not os.access(path / DATA, os.W_OK),
+            map_size=0,  # as it was built, so that no process ever has to map it anew
+            max_readers=MAX_READERS,
+            readahead=False,  # users are looked up at random
+        )
+    except lmdb.Error as error:
+        raise PipelineError(
+            f"the store in {path} cannot be opened ({error}); a service needs to read data.mdb and to write lock.mdb"
+        ) from error
+    environment.reader_check()  # frees what killed readers held
+    return environment
+
+
+class LmdbStore:
+    def __init__(self, path: Path, *, num_buckets: int, embedding_dim: int) -> None:
+        self._path, self._num_buckets, self._embedding_dim = path, num_buckets, embedding_dim
+        self._lock = threading.Lock()
+        self._environment: lmdb.Environment | None = None
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+
+    def build(self, buckets: Iterable[tuple[int, pa.Table]], *, num_users: int) -> None:
+        """Fill the store with (bucket, rows of the snapshot), buckets ascending, and make it durable.
+
+        Whatever an earlier attempt left is replaced. Memory: two buckets and COMMIT_BYTES.
+        """
+        remove_tree(self._path)
+        if is_remote(self._path):
+            with scratch_dir("store") as folder:
+                self._fill(folder, buckets, num_users=num_users)
+                upload(folder / DATA, self._path / DATA)
+        else:
+            self._path.mkdir(parents=True)
+            self._fill(self._path, buckets, num_users=num_users)
+
+    def _fill(self, folder: Path, buckets: Iterable[tuple[int, pa.Table]], *, num_users: int) -> None:
+        environment = lmdb.open(
+            str(folder), map_size=self._map_size(num_users), sync=False, metasync=False, meminit=False
+        )
+        try:
+            for bucket, keys, values in one_ahead(self._encoded(buckets)):
+                with environment.begin(write=True) as transaction, transaction.cursor() as cursor:
+                    _, num_added = cursor.putmulti(zip(keys, values, strict=True), append=True)
+                if num_added != len(keys):
+                    raise PipelineError(f"a user has two rows in bucket {bucket}, or the buckets are not in order")
+            environment.sync(True)
+        except lmdb.Error as error:
+            raise PipelineError(
+                f"the users cannot be written to {self._path} ({error}): see that the disk is not full, then re-run"
+            ) from error
+        finally:
+            environment.close()
+
+    def _encoded(self, buckets: Iterable[tuple[int, pa.Table]]) -> Iterator[tuple[int, list[bytes], list[bytes]]]:
+        """(bucket, keys, values) in the order of the keys, a transaction's worth at a time."""
+        for bucket, rows in one_ahead(iter(buckets)):
+            ids, values = rows["user_id"], Values(rows)
+            keys = _lmdb_keys(ids, np.full(rows.num_rows, bucket, np.uint16))
+            order = np.argsort(ids.to_numpy() if pa.types.is_integer(ids.type) else keys)
+            for taken in _portions(order, values.num_bytes):
+                yield bucket, keys.take(taken).tolist(), values.take(taken)
+
+    def _map_size(self, num_users: int) -> int:
+        """Address space, not disk: several times what the pages can take, and room for the pages of a deletion."""
+        return (64 << 20) + 4 * num_users * (MAX_KEY_BYTES + DAY_BYTES + 2 * self._embedding_dim + 64)
+
+    def _opened(self) -> lmdb.Environment:
+        with self._lock:
+            if self._environment is None:
+                local = fetched(self._path).resolve()
+                self._environment = _environments.take(local)
+                self._finalizer = weakref.finalize(self, _environments.give_back, local)
+                self._finalizer.atexit = False
+            return self._environment
+
+    def count(self) -> int:
+        return int(self._opened().stat()["entries"])
+
+    def get(self, ids: pa.Array) -> Lookup:
+        keys = _lmdb_keys(ids, bucket_of(ids, self._num_buckets))
+        with self._opened().begin() as transaction:
+            values = [transaction.get(key) for key in keys.tolist()]
+        return decode_values(values, self._embedding_dim)
+
+    def delete(self, ids: pa.Array) -> int:
+        keys = _lmdb_keys(ids, bucket_of(ids, self._num_buckets))
+        try:
+            with self._opened().begin(write=True) as transaction:
+                num_deleted = sum(transaction.delete(key) for key in keys.tolist())
+        except lmdb.Error as error:
+            raise PipelineError(f"users cannot be deleted from {self._path}: {error}") from error
+        if num_deleted and is_remote(self._path):  # so far, from a copy
+            with scratch_dir("store") as folder:
+                self._opened().copy(str(folder))
+                upload(folder / DATA, self._path / DATA)
+        return num_deleted
+
+    def announce(self) -> None:
+        pass
+
+    def drop(self) -> None:
+        self.close()
+        remove_tree(self._path)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._finalizer is not None:
+                self._finalizer()
+            self._environment = self._finalizer = None

@@ -1,0 +1,142 @@
+"""The feature store for many machines: Redis, one hash a bucket, fields are ids as text, so that any client reads it.
+
+Keys carry the release, so that two releases live side by side, and none holds more than a bucket. What is durable there
+is up to Redis's own configuration.
+
+It is one server or a Redis Cluster, with the same keys: a command names one key, and nothing is a transaction, so that
+each command goes to the node that has its key; buckets spread over the nodes by the hash of their keys. Whoever has a
+bucket may put it: many machines load at once, and putting twice changes nothing.
+
+Only reading is pipelined: in a pipeline, a cluster's client waits for a node that hangs once for each command, one
+after the other, and commands on whole buckets are long enough to be sent one by one.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import MovedError, RedisClusterException
+from redis.retry import Retry
+
+from pf_core.errors import PipelineError
+from pf_core.hashing import bucket_of
+from pf_core.serving.store import Lookup, Values, decode_values
+
+TIMEOUT_S = 10.0
+
+CLUSTER_RETRIES = 3
+"""Of a command, each after asking the cluster who has the key now."""
+
+FIELDS_AT_ONCE = 512
+"""Of one HSET: Redis serves nobody else while it runs one."""
+
+
+class RedisStore:
+    """Keys are `{prefix}:{release}:{bucket}`; `{prefix}:current` names the release that the pointer names."""
+
+    def __init__(
+        self, url: str, *, is_cluster: bool, prefix: str, release: str, num_buckets: int, embedding_dim: int
+    ) -> None:
+        self._url, self._is_cluster, self._prefix, self._release = url, is_cluster, prefix, release
+        self._num_buckets, self._embedding_dim = num_buckets, embedding_dim
+        self._lock = threading.Lock()
+        self._opened: redis.Redis | redis.RedisCluster | None = None
+        try:
+            self._address = redis.ConnectionPool.from_url(url).connection_kwargs  # nothing is connected yet
+        except ValueError:  # its text may quote the password
+            raise PipelineError("serving.store.url is not a Redis address such as redis://host:6379/0") from None
+
+    @property
+    def _client(self) -> redis.Redis | redis.RedisCluster:
+        """Made by the first who needs it: a cluster's asks for the nodes at once."""
+        with self._lock:
+            if self._opened is None:
+                timeouts = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
+                if self._is_cluster:
+                    retry = Retry(NoBackoff(), CLUSTER_RETRIES)
+                    self._opened = redis.RedisCluster.from_url(self._url, retry=retry, **timeouts)
+                else:
+                    self._opened = redis.Redis.from_url(self._url, **timeouts)
+            return self._opened
+
+    def _key(self, bucket: int) -> str:
+        return f"{self._prefix}:{self._release}:{bucket}"
+
+    def put(self, bucket: int, rows: pa.Table) -> None:
+        """Add a bucket's rows of the snapshot."""
+        fields, values = _fields(rows["user_id"]), Values(rows)
+        with self._errors():
+            for start in range(0, rows.num_rows, FIELDS_AT_ONCE):
+                taken = np.arange(start, min(start + FIELDS_AT_ONCE, rows.num_rows))
+                pairs = zip(fields[start : start + FIELDS_AT_ONCE], values.take(taken), strict=True)
+                self._client.hset(self._key(bucket), mapping=dict(pairs))
+
+    def count(self) -> int:
+        with self._errors():
+            return sum(self._client.hlen(self._key(bucket)) for bucket in range(self._num_buckets))
+
+    def get(self, ids: pa.Array) -> Lookup:
+        values: list[bytes | None] = [None] * len(ids)
+        groups = self._by_bucket(ids)
+        with self._errors(), self._client.pipeline(transaction=False) as pipeline:
+            for bucket, (_, fields) in groups.items():
+                pipeline.hmget(self._key(bucket), fields)
+            for (rows, _), answers in zip(groups.values(), pipeline.execute(), strict=True):
+                for row, value in zip(rows, answers, strict=True):
+                    values[row] = value
+        return decode_values(values, self._embedding_dim)
+
+    def delete(self, ids: pa.Array) -> int:
+        groups = self._by_bucket(ids)
+        with self._errors():
+            return sum(self._client.hdel(self._key(bucket), *fields) for bucket, (_, fields) in groups.items())
+
+    def announce(self) -> None:
+        with self._errors():
+            self._client.set(f"{self._prefix}:current", self._release)
+
+    def drop(self) -> None:
+        with self._errors():
+            for bucket in range(self._num_buckets):
+                self._client.unlink(self._key(bucket))
+
+    def close(self) -> None:
+        with self._lock:
+            if self._opened is not None:
+                self._opened.close()
+            self._opened = None
+
+    def _by_bucket(self, ids: pa.Array) -> dict[int, tuple[list[int], list[bytes]]]:
+        """Bucket → (positions among the ids, their fields)."""
+        groups: dict[int, tuple[list[int], list[bytes]]] = {}
+        buckets = bucket_of(ids, self._num_buckets).tolist()
+        for row, (bucket, field) in enumerate(zip(buckets, _fields(ids), strict=True)):
+            rows, fields = groups.setdefault(bucket, ([], []))
+            rows.append(row)
+            fields.append(field)
+        return groups
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """A server may quote what it was sent: nothing of the credentials goes on from here, and of users nothing."""
+        try:
+            yield
+        except (redis.RedisError, RedisClusterException) as error:
+            text = str(error).rpartition("of pipeline caused error: ")[2]  # before it, the command
+            if isinstance(error, MovedError):
+                text = "it is a node of a Redis Cluster: say cluster: true under serving.store in the site file"
+            for secret in (self._address.get("password"), self._address.get("username")):
+                text = text.replace(secret, "***") if secret else text
+            kind = "Redis Cluster" if self._is_cluster else "Redis"
+            where = self._address.get("path") or (
+                f"{self._address.get('host', 'localhost')}:{self._address.get('port', 6379)}"
+            )
+            raise PipelineError(f"{kind} at {where} failed ({type(error).__name__}): {text}") from None
+
+
+def _fields(ids: pa.Array | pa.ChunkedArray) -> list[bytes]:
+    return [str(user_id).encode() for user_id in ids.to_pylist()]

@@ -1,0 +1,122 @@
+"""Recall on held-out users while training runs: a sign of progress, made of nothing after the cut.
+
+The held-out users are embedded as of VALIDATION_DAYS before the cut, and their positives until the cut are looked for
+in an index of random candidates. The judgement that counts comes after training, on the days after the cut.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pf_core.config.training import TrainConfig
+from pf_core.metrics.recall import embed_in_chunks, recall_at_k
+from pf_core.model.sequences import Sequences, collate_sequences, gather_features
+from pf_core.model.towers import PinnerFormer
+from pf_core.training.ranks import Rank, sum_over_ranks
+from pf_core.training.training_set import TrainingSet, sample_below
+
+VALIDATION_DAYS = 14
+
+CHUNK_USERS = 128
+
+MAX_LOOKED_AT = 20
+"""Times the users wanted: so many are looked at for some who have positives."""
+
+
+class Embedder(Protocol):
+    """Anything that places users and pins in one space, on the CPU: a model, or a baseline to compare it with."""
+
+    def users(self, sequences: Sequences) -> Tensor: ...
+    def pins(self, pin: np.ndarray) -> Tensor:
+        """By pin row."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelEmbedder:
+    model: PinnerFormer
+    data: TrainingSet
+    device: torch.device
+
+    def users(self, sequences: Sequences) -> Tensor:
+        return self.model.embed_users(sequences.to(self.device)).cpu()
+
+    def pins(self, pin: np.ndarray) -> Tensor:
+        return self.model.embed_pins(gather_features(self.data.pin_feature, pin).to(self.device)).cpu()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """This rank's share of the users, what they saw, and what they went on to like."""
+
+    data: TrainingSet
+    device: torch.device
+    num_users: int
+    """Of all ranks."""
+    starts: np.ndarray
+    ends: np.ndarray
+    """Each user's sequence: its first and last action among the held-out timelines' rows."""
+    positive_user: np.ndarray
+    positive_pin: np.ndarray
+    index_pin: np.ndarray
+
+    @classmethod
+    def choose(cls, data: TrainingSet, config: TrainConfig, rank: Rank) -> "HeldOut":
+        timelines, rng = data.held_out, np.random.default_rng([config.seed, 0xE7A1])
+        split_us = data.cut_us - VALIDATION_DAYS * 86_400_000_000
+        starts: list[int] = []
+        ends: list[int] = []
+        users: list[np.ndarray] = []
+        pins: list[np.ndarray] = []
+        for user in rng.permutation(sample_below(timelines.num_users, MAX_LOOKED_AT * config.evaluate_users, rng)):
+            if len(starts) == config.evaluate_users:
+                break
+            first, last = int(timelines.offsets[user]), int(timelines.offsets[user + 1])
+            split = first + int(np.searchsorted(timelines.ts[first:last], split_us))
+            liked = np.unique(timelines.pin[split:last][timelines.is_positive[split:last]])
+            if split > first and len(liked):
+                users.append(np.full(len(liked), len(starts)))
+                pins.append(liked)
+                starts.append(max(first, split - config.model.sequence_length))
+                ends.append(split - 1)
+        mine = np.arange(rank.number, len(starts), rank.world_size)
+        liked_by, liked_pin = (np.concatenate(part) if part else np.zeros(0, np.int64) for part in (users, pins))
+        is_mine = liked_by % rank.world_size == rank.number
+        return cls(
+            data=data,
+            device=rank.device,
+            num_users=len(starts),
+            starts=np.array(starts, np.int64)[mine],
+            ends=np.array(ends, np.int64)[mine],
+            positive_user=liked_by[is_mine] // rank.world_size,
+            positive_pin=liked_pin[is_mine].astype(np.int64),
+            index_pin=data.sample_candidates(config.evaluate_pins, rng),
+        )
+
+    def recall(self, embedder: Embedder, *, k: int) -> float:
+        """The mean over all ranks' users; NaN if there are none."""
+        total = self.recall_by_user(embedder, k=k).sum()
+        everyone = sum_over_ranks(total.to(self.device))
+        return float(everyone) / self.num_users if self.num_users else float("nan")
+
+    @torch.no_grad()
+    def recall_by_user(self, embedder: Embedder, *, k: int) -> Tensor:
+        """Of this rank's users, each of whom has positives."""
+        if not len(self.starts):
+            return torch.zeros(0, dtype=torch.float64)
+        return recall_at_k(
+            embed_in_chunks(lambda rows: self._embed_users(embedder, rows.numpy()), len(self.starts), CHUNK_USERS),
+            torch.from_numpy(self.positive_user),
+            torch.from_numpy(self.positive_pin),
+            embed_in_chunks(lambda rows: embedder.pins(self.positive_pin[rows.numpy()]), len(self.positive_pin)),
+            torch.from_numpy(self.index_pin),
+            embed_in_chunks(lambda rows: embedder.pins(self.index_pin[rows.numpy()]), len(self.index_pin)),
+            k=k,
+        )
+
+    def _embed_users(self, embedder: Embedder, rows: np.ndarray) -> Tensor:
+        sequences = collate_sequences(self.data.held_out, self.data.pin_feature, self.starts[rows], self.ends[rows])
+        return embedder.users(sequences)

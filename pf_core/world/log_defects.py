@@ -1,0 +1,123 @@
+"""From what truly happened to what the site's log says: its own words, units and defects.
+
+Dirt is drawn from a stream of its own, so that the same world without dirt (but for lateness, which belongs to
+the sessions) has the same true rows.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from pf_core.world.behaviour import ACTION_TYPES, SURFACES
+from pf_core.world.column_tables import Ints, take
+from pf_core.world.config import DirtConfig
+from pf_core.world.simulate import Actions
+
+EVENT_OF_ACTION = {action: "save" if action == "repin" else action for action in ACTION_TYPES}
+
+UNKNOWN_EVENTS = ("share", "collage_cutout", "story_tap")
+
+EVENTS = (*EVENT_OF_ACTION.values(), *UNKNOWN_EVENTS)
+
+SURFACE_NAMES = {"homefeed": "home", "search": "search", "related_pins": "related"}
+
+NO_DWELL = -1
+
+SOUND = -1
+
+NUM_DEFECTS = 12
+"""Defects are numbered 0..11; each file format maps them onto what can go wrong in it (3 or 4 ways)."""
+
+LOG_COLUMNS = ("event_time_ms", "user", "pin", "event", "surface", "dwell_ms")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogRows:
+    event_time_ms: Ints
+    user: Ints  # index
+    pin: Ints  # index
+    event: Ints  # index into EVENTS
+    surface: Ints
+    dwell_ms: Ints  # NO_DWELL: missing
+    defect: Ints  # SOUND: none
+
+    def __len__(self) -> int:
+        return len(self.user)
+
+
+def write_down(actions: Actions) -> LogRows:
+    """The clean log."""
+    return LogRows(
+        event_time_ms=np.rint(actions.ts_s * 1000).astype(np.int64),
+        user=actions.user,
+        pin=actions.pin,
+        event=actions.action,
+        surface=actions.surface,
+        dwell_ms=np.rint(actions.duration_s * 1000).astype(np.int64),
+        defect=np.full(len(actions), SOUND),
+    )
+
+
+def add_dirt(rows: LogRows, dirt: DirtConfig, rng: np.random.Generator) -> LogRows:
+    """Each added row stands right behind the true row that it was made from."""
+    blank = rng.random(len(rows)) < dirt.missing_dwell
+    rows = replace(rows, dwell_ms=np.where(blank, NO_DWELL, rows.dwell_ms))
+
+    twice, strange, broken = (
+        np.flatnonzero(rng.random(len(rows)) < rate) for rate in (dirt.duplicate, dirt.unknown_event, dirt.malformed)
+    )
+    source = np.concatenate((np.arange(len(rows)), twice, strange, broken))
+    out = take(rows, source)
+    first_strange, first_broken = len(rows) + len(twice), len(source) - len(broken)
+    out.event[first_strange:first_broken] = rng.integers(len(ACTION_TYPES), len(EVENTS), len(strange))
+    out.dwell_ms[first_strange:first_broken] = NO_DWELL
+    out.defect[first_broken:] = rng.integers(0, NUM_DEFECTS, len(broken))
+    return take(out, np.argsort(source, kind="stable"))
+
+
+def to_table(rows: LogRows, user_id: Ints, pin_id: pa.StringArray) -> pa.Table:
+    """The log's columns, all rows as if sound."""
+    events = pa.array(EVENTS)
+    surfaces = pa.array([SURFACE_NAMES[surface] for surface in SURFACES])
+    columns = (
+        rows.event_time_ms,
+        user_id,
+        pin_id,
+        events.take(pa.array(rows.event)),
+        surfaces.take(pa.array(rows.surface)),
+        pa.array(rows.dwell_ms, mask=rows.dwell_ms == NO_DWELL),
+    )
+    return pa.table(dict(zip(LOG_COLUMNS, columns, strict=True)))
+
+
+def break_table(table: pa.Table, rows: LogRows) -> pa.Table:
+    """Defects that a typed file can have: no user, a negative dwell time, a time far off."""
+    broken = np.flatnonzero(rows.defect != SOUND)
+    if not len(broken):
+        return table
+    kind = np.full(len(rows), SOUND)
+    kind[broken] = rows.defect[broken] % 3
+    user = pa.array(table["user"].to_numpy(), mask=kind == 0)
+    dwell = np.where(kind == 1, -7_000, rows.dwell_ms)
+    time = np.where(kind == 2, np.int64(99_999_999_999_999), rows.event_time_ms)
+    missing = (rows.dwell_ms == NO_DWELL) & (kind != 1)
+    return (
+        table.set_column(0, "event_time_ms", pa.array(time))
+        .set_column(1, "user", user)
+        .set_column(5, "dwell_ms", pa.array(dwell, mask=missing))
+    )
+
+
+def break_line(line: str, defect: int) -> str:
+    """Defects that a text file can have: a torn line, an extra field, a time that is no number, no user."""
+    fields = line.split(",")
+    match defect % 4:
+        case 0:
+            return line[: len(line) * 2 // 5]
+        case 1:
+            return line + ",1"
+        case 2:
+            return ",".join(["n/a", *fields[1:]])
+        case _:
+            return ",".join([fields[0], "", *fields[2:]])

@@ -1,0 +1,155 @@
+"""Candidate against champion: the same question for everybody, and a rule that decides."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from pf_core.config.serving import PromotionConfig
+from pf_core.config.site import Site
+from pf_core.errors import PipelineError
+from pf_core.evaluation import promotion
+from pf_core.evaluation.promotion import Decision, decide, evaluate_models
+from pf_core.evaluation.scores import Scores, UserScores
+from pf_core.evaluation.summary import summarize
+from pf_core.training.training_set import TrainingSet, latest_training_set, open_training_set
+from tests.support.judging import LAST, NUM_PINS, make_judged_site, write_model
+
+RULE = PromotionConfig(recall_tolerance=0.125, coverage_tolerance=0.5)
+INDEX_SIZE = 160
+
+
+def silent(message: str) -> None:
+    pass
+
+
+def scores(recall_U: list[float], num_covered: int) -> Scores:
+    """`num_covered` pins, retrieved equally often, account for all that is retrieved."""
+    num_users = len(recall_U)
+    top = np.arange(num_users * 10).reshape(num_users, 10) % max(num_covered, 1)
+    each = UserScores(
+        num_positives=np.ones(num_users, np.int64),
+        recall_at_10=np.array(recall_U),
+        recall_at_10_by_type={},
+        interest_entropy_at_50=np.zeros(num_users),
+        top_10=(top if num_covered else np.full_like(top, -1)).astype(np.int32),
+        hits_UA=np.zeros((num_users, 1), np.int32),
+        positives_UA=np.ones((num_users, 1), np.int32),
+    )
+    return Scores(question="q", index_size=INDEX_SIZE, user_ids=pa.array(range(num_users)), frequencies={"once": each})
+
+
+def decided(candidate: Scores, champion: Scores) -> Decision:
+    return decide("new", "old", {"new": candidate, "old": champion}, RULE)
+
+
+CHAMPION = scores([0.5] * 80, 80)
+
+
+@pytest.mark.parametrize(
+    ("recall", "num_covered", "promotes"),
+    [
+        (0.6, 100, True),
+        (0.5, 80, True),
+        (0.4375, 40, True),  # exactly what may be lost
+        (0.43, 80, False),
+        (0.6, 30, False),
+        (0.6, 0, False),  # coverage is undefined
+    ],
+)
+def test_a_candidate_may_lose_so_much_and_no_more(recall: float, num_covered: int, promotes: bool) -> None:
+    assert decided(scores([recall] * 80, num_covered), CHAMPION).promote == promotes
+
+
+def test_a_loss_that_chance_explains_does_not_count() -> None:
+    """The mean falls from 32/80 to 24/80 both times: once it is eight of eighty users, once it may as well be luck."""
+    champion = scores([1.0] * 32 + [0.0] * 48, 80)
+    surely = scores([1.0] * 24 + [0.0] * 56, 80)
+    perhaps = scores([0.0] * 32 + [1.0] * 24 + [0.0] * 24, 80)
+    assert not decided(surely, champion).promote
+    assert decided(perhaps, champion).promote
+
+
+def test_the_reason_is_a_sentence() -> None:
+    better = decided(scores([0.625] * 80, 80), CHAMPION)
+    assert better.reason == (
+        "recall@10 0.6250 against the champion's 0.5000 (95 % of the difference: +0.1250 to +0.1250); "
+        "P90 coverage@10 0.4500 against the champion's 0.4500"
+    )
+    worse = decided(scores([0.25] * 80, 80), CHAMPION)
+    assert worse.reason == (
+        "recall@10 0.2500 against the champion's 0.5000 (95 % of the difference: -0.2500 to -0.2500), of which it may "
+        "lose 12.5 %: it needs 0.4375"
+    )
+    both = decided(scores([0.25] * 80, 16), CHAMPION).reason
+    assert "recall@10 0.2500" in both
+    assert "P90 coverage@10 0.0938" in both
+
+
+def test_without_a_champion_and_against_itself() -> None:
+    judged = {"old": CHAMPION}
+    assert decide("old", None, judged, RULE) == Decision(promote=True, reason="there is no champion yet")
+    assert decide("old", "old", judged, RULE) == Decision(promote=False, reason="old is the champion already")
+    assert decided(scores([0.1] * 80, 80), scores([0.0] * 80, 0)).promote
+
+
+# A site
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return make_judged_site(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture
+def data(site: Site) -> TrainingSet:
+    return open_training_set(latest_training_set(site))
+
+
+def test_models_and_baselines_are_asked_the_same(site: Site, data: TrainingSet, tmp_path: Path) -> None:
+    models = {"good": write_model(tmp_path / "good"), "bad": write_model(tmp_path / "bad", is_good=False)}
+    lines: list[str] = []
+    evaluation = evaluate_models(site, data, models, progress=lines.append)
+    everybody = evaluation.models | evaluation.baselines
+    assert {scores.question for scores in everybody.values()} == {evaluation.question.fingerprint}
+    assert evaluation.question.last_ds == LAST
+    assert evaluation.question.num_users == data.held_out.num_users
+    assert evaluation.question.num_pins == NUM_PINS
+    assert list(evaluation.models) == ["good", "bad"]
+    assert list(evaluation.models["good"].frequencies) == ["once", "daily", "realtime"]
+    assert list(evaluation.baselines) == [
+        *("popularity_7d", "popularity_365d", "mean_of_20", "mean_of_100", "pinnersage_5", "pinnersage_20")
+    ]
+    recall = {name: summarize(scores)["once"]["recall_at_10"] for name, scores in everybody.items()}
+    assert recall["good"] > 1.2 * recall["bad"]
+    assert len(lines) == 1 + 8
+    again = evaluate_models(site, data, models, progress=silent)
+    assert {name: summarize(scores)["once"]["recall_at_10"] for name, scores in again.models.items()} == {
+        name: recall[name] for name in models
+    }
+
+
+def test_models_that_cannot_be_judged(site: Site, data: TrainingSet, tmp_path: Path) -> None:
+    for folder, match in (
+        (write_model(tmp_path / "later", cut_ds=LAST), f"model it was trained on days until {LAST}"),
+        (write_model(tmp_path / "wide", feature_dim=5), "reads vectors of 5 numbers, the training set has 2"),
+        (tmp_path / "nowhere", "no model in"),
+    ):
+        with pytest.raises(PipelineError, match=match):
+            evaluate_models(site, data, {"it": folder}, progress=silent)
+
+
+def test_the_device_is_the_sites(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for has_gpu, wanted, expected in ((True, "auto", "cuda"), (False, "auto", "cpu"), (True, "cpu", "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        chosen = site.model_copy(update={"serving": site.serving.model_copy(update={"device": wanted})})
+        assert promotion._device(chosen).type == expected
+
+
+def test_once_decides_and_must_be_asked() -> None:
+    with pytest.raises(ValueError, match="frequencies must contain once"):
+        PromotionConfig(frequencies=("daily",))
+    assert math.isclose(PromotionConfig().recall_tolerance, 0.02)

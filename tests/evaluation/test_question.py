@@ -1,0 +1,222 @@
+"""The question after the cut: who is asked about what, what cannot be asked, and what each frequency knows."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pf_core.config.serving import Frequency, PromotionConfig
+from pf_core.config.site import Site
+from pf_core.config.training import TrainingConfig
+from pf_core.days import ds_range, shift_ds
+from pf_core.errors import PipelineError
+from pf_core.evaluation import question as evaluation
+from pf_core.evaluation.question import Queries, ask, open_question
+from pf_core.hashing import is_held_out
+from pf_core.pins.features import build_pin_features
+from pf_core.training.training_set import TrainingSet, build_training_set, latest_training_set, open_training_set
+from tests.support.judging import CUT, LAST, NUM_PINS, make_judged_site
+from tests.support.planted import write_planted_set
+from tests.support.questions import draw_question
+from tests.support.sites import START, SmallSite
+
+SECOND_DAY = shift_ds(START, 1)
+DAY_S = 86_400.0
+
+
+def silent(message: str) -> None:
+    pass
+
+
+def write_pins(site: SmallSite, ds: str, pins: dict[str, list[float]]) -> None:
+    path = site.root / "pins" / f"{ds}.parquet"
+    path.parent.mkdir(exist_ok=True)
+    vectors = pa.array(list(pins.values()), pa.list_(pa.float32()))
+    pq.write_table(pa.table({"pin": pa.array(list(pins), pa.string()), "vector": vectors}), path)
+
+
+# A site's question
+
+
+def test_the_question_is_what_held_out_users_liked_after_the_cut(small_site: Callable[..., SmallSite]) -> None:
+    site = small_site()
+    site.site = site.site.model_copy(update={"training": TrainingConfig(held_out_share=0.5, evaluation_days=1)})
+    users = pa.array(range(100))
+    judge, idle, *_ = users.filter(pa.array(is_held_out(users, 0.5))).to_pylist()
+    taught, newcomer, *_ = users.filter(pa.array(~is_held_out(users, 0.5))).to_pylist()
+    write_pins(site, START, {"a": [1, 0], "b": [0, 1]})
+    write_pins(site, SECOND_DAY, {"fresh": [1, 1]})
+    first = [(judge, "a", 1, "look"), (taught, "b", 2, "look"), (taught, "a", 3, "look"), (idle, "a", 4, "look")]
+    site.write_log(START, first)
+    later = [(judge, "b", 5, "look"), (judge, "b", 9, "look"), (judge, "fresh", 6, "look")]
+    later += [(taught, "a", 7, "look"), (newcomer, "a", 8, "look")]
+    site.write_log(SECOND_DAY, [(user, pin, DAY_S + second, event) for user, pin, second, event in later])
+    days = [START, SECOND_DAY]
+    site.ingest(days)
+    site.build(days)
+    list(build_pin_features(site.site, days, engine=site.engine, progress=silent))
+    build_training_set(site.site, cut_ds=None, engine=site.engine, progress=silent)
+    data = open_training_set(latest_training_set(site.site))
+
+    lines: list[str] = []
+    question = open_question(site.site, data, progress=lines.append)
+    assert question.user_ids.to_pylist() == [judge]
+    assert question.timelines.pin.tolist() == [0, 1, 1]  # a, then b twice; `fresh` had no feature at the cut
+    assert question.positive_A.tolist() == [1, 2]
+    assert question.index_pin.tolist() == [0, 1]
+    assert question.counts == {
+        "held_out_users": 2,
+        "users": 1,
+        "users_without_positives": 1,
+        "positives": 2,
+        "positives_of_unknown_users": 1,
+        "positives_on_unknown_pins": 1,
+    }
+    assert lines == [f"1 held-out users with 2 positives in the 1 days after {START}, index of 2 pins"]
+    assert question.last_ds == SECOND_DAY
+    assert data.interests().tolist() == [0, 0]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return make_judged_site(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture
+def data(site: Site) -> TrainingSet:
+    return open_training_set(latest_training_set(site))
+
+
+def limited(site: Site, **limits: int) -> Site:
+    rule = PromotionConfig(**limits)
+    return site.model_copy(update={"serving": site.serving.model_copy(update={"promotion": rule})})
+
+
+def test_a_question_is_the_same_whenever_it_is_opened(site: Site, data: TrainingSet) -> None:
+    one, other = (open_question(site, data, progress=silent) for _ in range(2))
+    assert one.fingerprint == other.fingerprint
+    assert (one.num_users, one.num_pins, one.last_ds) == (data.held_out.num_users, NUM_PINS, LAST)
+    fewer = open_question(limited(site, num_users=7), data, progress=silent)
+    assert fewer.num_users == 7
+    assert set(fewer.user_ids.to_pylist()) < set(one.user_ids.to_pylist())
+    assert fewer.fingerprint != one.fingerprint
+    timelines = fewer.timelines
+    for user in range(7):
+        ts = timelines.ts[timelines.offsets[user] : timelines.offsets[user + 1]]
+        assert len(ts) == 3 * 3
+        assert (np.diff(ts) >= 0).all()
+
+
+def test_of_a_long_past_the_newest_actions_are_held(
+    site: Site, data: TrainingSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = open_question(site, data, progress=silent)
+    monkeypatch.setattr(evaluation, "MAX_HISTORY", 2)
+    short = open_question(site, data, progress=silent)
+    for user in range(short.num_users):
+        kept, all_of_it = (
+            each.timelines.ts[each.timelines.offsets[user] : each.timelines.offsets[user + 1]].tolist()
+            for each in (short, whole)
+        )
+        assert kept == all_of_it[-(2 + 3) :]
+
+
+def test_at_most_two_weeks_judge(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "ingested_days", lambda _: ds_range(START, shift_ds(START, 30)))
+    assert evaluation._last_day(site, shift_ds(START, 10)) == shift_ds(START, 24)
+    assert evaluation._last_day(site, shift_ds(START, 20)) == shift_ds(START, 30)
+
+
+@pytest.mark.parametrize("days", [[], [START, CUT]])
+def test_without_days_after_the_cut(
+    site: Site, data: TrainingSet, days: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "ingested_days", lambda _: days)
+    with pytest.raises(PipelineError, match=f"ends with {CUT}, and raw_actions has no day after it") as error:
+        open_question(site, data, progress=silent)
+    assert "--select training_set,pinnerformer_model" in str(error.value)
+
+
+def test_nobody_to_judge_by_is_said(site: Site, data: TrainingSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = np.zeros(0, np.int64), {}
+    monkeypatch.setattr(evaluation, "_users_with_positives", lambda *_: nothing)
+    with pytest.raises(PipelineError, match=f"no held-out user has a positive action after {CUT}"):
+        open_question(site, data, progress=silent)
+
+
+# A drawn question
+
+# Two users; a positive is in capitals. Days count from the cut: the embedding for day 0 knows what was until -1.
+FIRST = [
+    (-3.0, 10, "click"),
+    (-0.5, 11, "click"),  # after -1 d: unknown to the daily embedding of day 0
+    (0.5, 20, "REPIN"),  # day 0
+    (0.6, 20, "CLICK"),  # day 0, the same pin
+    (1.0, 21, "REPIN"),  # the first moment of day 1
+    (3.25, 20, "REPIN"),  # day 3
+    (3.5, 22, "closeup"),
+]
+SECOND = [(-0.25, 12, "click"), (0.75, 30, "REPIN"), (2.5, 31, "REPIN")]
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> TrainingSet:
+    return open_training_set(write_planted_set(tmp_path / "set"))
+
+
+def asked(planted: TrainingSet, frequency: Frequency) -> Queries:
+    return ask(draw_question(planted, [FIRST, SECOND], index_pin=np.arange(50)), frequency)
+
+
+def as_pairs(queries: Queries) -> list[tuple[int, int]]:
+    """(the first action that the embedding does not know, the positive that it is asked for)"""
+    return list(zip(queries.end_Q[queries.query_P].tolist(), queries.positive_A.tolist(), strict=True))
+
+
+def test_once_knows_everything_until_the_cut(planted: TrainingSet) -> None:
+    queries = asked(planted, "once")
+    assert queries.user_Q.tolist() == [0, 1]
+    assert as_pairs(queries) == [(2, 2), (2, 3), (2, 4), (2, 5), (8, 8), (8, 9)]
+    assert queries.is_counted_P.tolist() == [True, False, True, False, True, True]  # pin 20 is one pin
+    assert queries.is_counted_by_type_P.tolist() == [True, True, True, False, True, True]
+    assert queries.shown_U.tolist() == [0, 1]
+
+
+def test_daily_lags_a_day_behind(planted: TrainingSet) -> None:
+    queries = asked(planted, "daily")
+    assert as_pairs(queries) == [
+        *((1, 2), (1, 3)),  # day 0: what was until -1 d
+        (2, 4),  # day 1: what was until the cut
+        (5, 5),  # day 3: what was until 2 d, 1.0 included
+        (7, 8),  # day 0 of the second user: nothing was known of her yet
+        (9, 9),  # day 2: what was until 1 d
+    ]
+    assert queries.is_counted_P.tolist() == [True, False, True, True, True, True]
+
+
+def test_realtime_knows_all_that_came_before(planted: TrainingSet) -> None:
+    queries = asked(planted, "realtime")
+    assert as_pairs(queries) == [(action, action) for action in (2, 3, 4, 5, 8, 9)]
+    assert queries.is_counted_P.all()
+
+
+def test_of_many_positives_some_are_asked_for_in_real_time(
+    planted: TrainingSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "REALTIME_POSITIVES", 3)
+    queries = asked(planted, "realtime")
+    assert len(queries.positive_A) == 3 + 2
+    assert set(queries.positive_A.tolist()) < {2, 3, 4, 5, 8, 9}
+    assert (queries.end_Q[queries.query_P] == queries.positive_A).all()
+    assert queries.user_Q[queries.query_P].tolist() == [0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("frequency", ["once", "daily", "realtime"])
+def test_one_embedding_of_each_user_is_shown(planted: TrainingSet, frequency: Frequency) -> None:
+    queries = asked(planted, frequency)
+    assert queries.user_Q[queries.shown_U].tolist() == [0, 1]
+    assert (np.diff(queries.query_P) >= 0).all()
+    assert (np.diff(queries.user_Q) >= 0).all()

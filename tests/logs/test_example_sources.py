@@ -1,0 +1,112 @@
+"""The mappings under docs/sources: on a few rows in each format and, where the real logs are at hand, on those.
+
+GLOBO_DIR=… GLOBO_VECTORS=… KUAIRAND_DIR=… KUAIRAND_START=… pytest tests/core/test_example_sources.py
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pf_core.config.site import Site, load_site
+from pf_core.config.source import LearnedVectors
+from pf_core.days import ds_range, shift_ds
+from pf_core.engine.local import LocalEngine
+from pf_core.logs.ingest import ingest_days
+from pf_core.pins.features import build_pin_features, feature_coverage, read_pin_features
+from pf_core.timelines.assembly import find_fault
+from pf_core.timelines.build import build_timelines, read_bucket
+
+SOURCES = Path(__file__).parents[2] / "docs" / "sources"
+
+GLOBO_HEADER = (
+    "user_id,session_id,session_start,session_size,click_article_id,click_timestamp,"
+    "click_environment,click_deviceGroup,click_os,click_country,click_region,click_referrer_type"
+)
+KUAIRAND_HEADER = (
+    "user_id,video_id,date,hourmin,time_ms,is_click,is_like,is_follow,is_comment,is_forward,is_hate,long_view,"
+    "play_time_ms,duration_ms,profile_stay_time,comment_stay_time,is_profile_enter,is_rand,tab"
+)
+
+
+def write(path: Path, header: str, rows: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join([header, *rows]) + "\n")
+
+
+def run(site: Site, days: list[str]) -> dict[int, list[tuple[str, str, float]]]:
+    """Every user's (action_type, surface, duration_s) as of the last day."""
+    nobody = pa.array([], pa.int64())
+    with LocalEngine(num_workers=1, memory_mb=512, temp_dir=site.directory / "tmp") as engine:
+        list(ingest_days(site, days, engine=engine, forgotten=nobody, progress=str))
+        list(build_timelines(site, days, engine=engine, forgotten=nobody, rebuild=False, progress=str))
+        learned = isinstance(site.source.pins.vectors, LearnedVectors)
+        first = shift_ds(site.source.pins.vectors.until, -1) if learned else days[0]
+        if first <= days[-1]:
+            list(build_pin_features(site, [ds for ds in days if ds >= first], engine=engine, progress=str))
+    result = {}
+    for bucket in range(site.timelines.num_buckets):
+        table = read_bucket(site, days[-1], bucket)
+        assert find_fault(table, site, days[-1]) is None
+        for row in table.to_pylist():
+            actions = zip(row["action_type"], row["surface"], row["duration_s"], strict=True)
+            result[row["user_id"]] = list(actions)
+    return result
+
+
+def test_globo(tmp_path: Path) -> None:
+    noon_ms = 1_506_859_200_000  # 2017-10-01 12:00 UTC
+    for hour, rows in enumerate([[(1, 10, 0), (2, 11, 5)], [(1, 11, 3_600_000), (1, 12, 86_400_000)]]):
+        lines = [f"{user},0,0,2,{article},{noon_ms + offset_ms},4,3,20,1,20,5" for user, article, offset_ms in rows]
+        write(tmp_path / f"logs/clicks/clicks_hour_{hour:03d}.csv", GLOBO_HEADER, lines)
+    write(
+        tmp_path / "logs/articles_metadata.csv",
+        "article_id,category_id,created_at_ts,publisher_id,words_count",
+        ["10,7,0,0,100", "11,8,0,0,100"],
+    )
+    np.save(tmp_path / "logs/article_embeddings.npy", np.eye(3, 250, dtype=np.float32))
+    np.save(tmp_path / "logs/article_embeddings_ids.npy", np.array([11, 10, 99]))
+    environment = {"GLOBO_DIR": str(tmp_path / "logs"), "PF_DATA_DIR": str(tmp_path / "data")}
+    site = load_site(SOURCES / "globo.yaml", environment=environment)
+    timelines = run(site, ds_range("2017-10-01", "2017-10-02"))
+    assert timelines == {1: [("click", "5", 0.0)] * 3, 2: [("click", "5", 0.0)]}
+    pins = read_pin_features(site, "2017-10-02").to_pylist()
+    interests = {pin["pin_id"]: (pin["interest"], pin["feature"].index(1.0)) for pin in pins}
+    assert interests == {11: ("8", 0), 10: ("7", 1), 99: ("unknown", 2)}
+    assert feature_coverage(site, "2017-10-01") == 3 / 3
+    assert feature_coverage(site, "2017-10-02") == 0 / 1
+
+
+def test_kuairand(tmp_path: Path) -> None:
+    def row(user: int, minute: int, flags: str, play_ms: int, tab: int) -> str:
+        time_ms = 1_650_812_400_000 + minute * 60_000  # 2022-04-24 15:00 UTC
+        return f"{user},5,20220425,0,{time_ms},{flags},{play_ms},30000,0,0,0,0,{tab}"
+
+    # Flags: click, like, follow, comment, forward, hate, long_view.
+    rows = [
+        row(1, 0, "1,1,0,0,0,0,1", 9_000, 1),  # a like outranks the long view
+        row(1, 1, "1,0,0,0,0,0,1", 40_000, 1),
+        row(1, 2, "0,0,0,0,0,0,0", 1_000, 1),  # shown, not watched
+        row(1, 3, "0,0,0,0,0,0,0", 5_000, 4),
+        row(2, 4, "1,0,0,0,1,1,0", 0, 0),  # a hate outranks everything
+    ]
+    write(tmp_path / "log_standard_4_22_to_5_08_pure.csv", KUAIRAND_HEADER, rows)
+    environment = {"KUAIRAND_DIR": str(tmp_path), "PF_DATA_DIR": str(tmp_path), "KUAIRAND_START": "2022-04-24"}
+    site = load_site(SOURCES / "kuairand.yaml", environment=environment)
+    assert run(site, ["2022-04-24"]) == {
+        1: [("like", "1", 9.0), ("long_view", "1", 40.0), ("glance", "4", 5.0)],
+        2: [("hide", "0", 0.0)],
+    }
+
+
+@pytest.mark.parametrize(("name", "variable"), [("globo", "GLOBO_DIR"), ("kuairand", "KUAIRAND_DIR")])
+def test_on_the_real_logs(name: str, variable: str, tmp_path: Path) -> None:
+    if variable not in os.environ:
+        pytest.skip(f"set {variable} to the folder of the real {name} logs to run this")
+    site = load_site(SOURCES / f"{name}.yaml", environment={**os.environ, "PF_DATA_DIR": str(tmp_path)})
+    assert site.end_ds is not None
+    timelines = run(site, ds_range(site.start_ds, site.end_ds))
+    assert len(timelines) > 20_000
+    assert sum(map(len, timelines.values())) > 100_000

@@ -1,0 +1,303 @@
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pf_core.config.source import Positive
+from pf_core.days import ds_range, shift_ds
+from pf_core.errors import PipelineError
+from pf_core.logs.checks import judge_late_rows
+from pf_core.logs.partition import partition_dir, read_manifest, read_quarantine
+from pf_core.logs.positives import positive_mask
+from pf_core.storage.builds import MANIFEST
+from pf_core.storage.files import read_json
+from pf_core.storage.locks import exclusive
+from tests.support.scattered import ScatteredEngine
+from tests.support.sites import SmallSite
+
+DAY_S = 86_400
+DAYS = ds_range("2026-01-01", "2026-01-04")
+MakeSite = Callable[..., Any]
+
+
+@pytest.fixture(params=["one task", "shared"])
+def small_site(small_site: MakeSite, request: pytest.FixtureRequest) -> MakeSite:
+    """Everything here holds of both ways."""
+
+    def make(**options: Any) -> SmallSite:
+        site: SmallSite = small_site(**options)
+        if request.param == "shared":
+            site.engine = ScatteredEngine()
+        return site
+
+    return make
+
+
+def balance(manifest: dict[str, Any]) -> int:
+    """What was read and received, minus everything it was accounted for as; 0 if nothing was lost."""
+    counts = manifest["counts"]
+    spent = ("kept", "duplicates", "skipped", "sent", "forgotten", "quarantined")
+    return counts["read"] + counts["received"] - sum(counts[name] for name in spent)
+
+
+def test_a_day_is_sorted_typed_and_free_of_duplicates(small_site: MakeSite) -> None:
+    site = small_site()
+    row = (7, "p", 10.0, "look")
+    site.write_log(DAYS[0], [(7, "q", 20.0, "save"), row, (3, "p", 5.0, "go"), row, row])
+    [manifest] = site.ingest(DAYS[:1])
+    by_user: dict[int, list[str]] = {}
+    for user, _, pin, action_type, surface, duration_s in site.actions(DAYS[0]):
+        by_user.setdefault(user, []).append(f"{pin} {action_type} {surface} {duration_s}")
+    assert by_user == {7: ["p closeup homefeed 20.0", "q repin homefeed 20.0"], 3: ["p click homefeed 20.0"]}
+    assert manifest["counts"]["duplicates"] == 2
+    assert manifest["counts"]["users"] == 2
+    assert manifest["by_type"] == {"closeup": 1, "repin": 1, "click": 1}
+    assert balance(manifest) == 0
+
+
+def test_late_rows_go_to_their_day_and_later_ones_to_quarantine(small_site: MakeSite) -> None:
+    site = small_site(late_days=1)
+    for offset, ds in enumerate(DAYS):
+        midnight_s = offset * DAY_S
+        site.write_log(
+            ds,
+            [
+                (1, "on-time", midnight_s + 1, "look"),
+                (1, "one-late", midnight_s - DAY_S + 2, "look"),
+                (1, "two-late", midnight_s - 2 * DAY_S + 3, "look"),
+                (1, "future", midnight_s + DAY_S, "look"),
+            ],
+        )
+    manifests = site.ingest(DAYS)
+    pins = {ds: [row[2] for row in site.actions(ds)] for ds in DAYS}
+    assert pins == {
+        DAYS[0]: ["on-time", "one-late"],
+        DAYS[1]: ["on-time", "one-late"],
+        DAYS[2]: ["on-time", "one-late"],
+        DAYS[3]: ["on-time"],  # its late row would be in the file of the day after, which does not exist
+    }
+    reasons = [Counter(read_quarantine(site.site, ds)["reason"].to_pylist()) for ds in DAYS]
+    future = "ts: after its file's day (early_days: 0)"
+    too_late = "ts: too late for its day (late_days: 1)"
+    outside = "ts: outside the site's days"
+    assert reasons[0] == {outside: 2, future: 1}  # both late rows are from before the site's first day
+    assert reasons[1] == {outside: 1, future: 1}
+    assert reasons[2] == reasons[3] == {too_late: 1, future: 1}
+    assert manifests[2]["sent_to"] == {DAYS[1]: 1}
+    assert [balance(manifest) for manifest in manifests] == [0, 0, 0, 0]
+
+
+def test_a_range_equals_its_days_one_by_one(small_site: MakeSite) -> None:
+    at_once, singly = small_site(late_days=2), small_site(late_days=2)
+    for site in (at_once, singly):
+        for offset, ds in enumerate(DAYS):
+            rows = [(u, f"p{u}", max(0, offset * DAY_S + u * 9_000 - (u % 3) * DAY_S), "look") for u in range(9)]
+            site.write_log(ds, rows)
+    at_once.ingest(DAYS)
+    for ds in reversed(DAYS):
+        singly.ingest([ds])
+    for ds in DAYS:
+        one, other = read_manifest(at_once.site, ds), read_manifest(singly.site, ds)
+        assert one is not None
+        assert other is not None
+        assert one["files"] == other["files"]  # sha256 of every file: the same bytes
+        assert one["counts"] == other["counts"]
+
+
+def test_files_cut_at_a_local_midnight(small_site: MakeSite) -> None:
+    site = small_site(early_days=1, late_days=0, end_ds=DAYS[1])
+    site.write_log(DAYS[0], [(1, "a", DAY_S - 1, "look"), (1, "b", DAY_S + 1, "look")])
+    site.write_log(DAYS[1], [(1, "c", DAY_S + 2, "look")])
+    site.ingest(DAYS[:2])
+    assert [row[2] for row in site.actions(DAYS[0])] == ["a"]
+    assert [row[2] for row in site.actions(DAYS[1])] == ["b", "c"]
+
+
+def test_an_undated_log_is_cut_into_days_in_one_pass(small_site: MakeSite) -> None:
+    site = small_site(path="logs/all.parquet", end_ds=DAYS[-1])
+    rows = [(u, f"p{n}", n * 40_000.0, "look" if n % 5 else "nonsense") for n in range(9) for u in (1, 2)]
+    site.write_log("", [*rows, (3, "stray", 40 * DAY_S, "look"), (None, "nobody", 3 * DAY_S, "look")])
+    manifests = site.ingest(DAYS)
+    expected = Counter(int(s // DAY_S) for _, _, s, event in rows if event == "look")
+    assert [len(site.actions(ds)) for ds in DAYS] == [expected[day] for day in range(4)]
+    assert [manifest["counts"]["quarantined"] for manifest in manifests] == [2, 0, 2, 1]
+    assert manifests[0]["outside_site_days"] == 1
+    assert [balance(manifest) for manifest in manifests] == [0, 0, 0, 0]
+
+
+def test_undated_lines_without_a_time_go_with_the_row_before(small_site: MakeSite) -> None:
+    site = small_site(path="logs/all.csv", end_ds=DAYS[1])
+    start_us = 1_767_225_600_000_000
+    lines = [
+        "user,pin,time_us,event,place,dwell_s",
+        "broken",
+        f"1,a,{start_us + 5},look,home,1",
+        "1,b,yesterday,look,home,1",
+        f"1,c,{start_us + DAY_S * 1_000_000},look,home,1",
+        "also,broken",
+    ]
+    (site.root / "logs").mkdir()
+    (site.root / "logs/all.csv").write_text("\n".join(lines))
+    site.ingest(DAYS[:2])
+    rows = [read_quarantine(site.site, ds).select(["row_number", "reason"]).to_pylist() for ds in DAYS[:2]]
+    assert [[row["row_number"] for row in day] for day in rows] == [[2, 4], [6]]
+    assert rows[0][1]["reason"] == "ts: not a time in unit us (column time_us)"
+
+
+def test_quarantine_names_file_row_and_reason_and_keeps_the_row(small_site: MakeSite) -> None:
+    site = small_site()
+    path = site.write_log(DAYS[0], [(1, "p", 1.0, "look"), (None, "p", 1.0, "look"), (1, "p", 2.0, "dance")])
+    site.ingest(DAYS[:1])
+    rows = read_quarantine(site.site, DAYS[0]).to_pylist()
+    assert [(row["source_file"], row["row_number"], row["reason"]) for row in rows] == [
+        (str(path), 2, "user_id: missing (column user)"),
+        (str(path), 3, "action_type: unknown value (column event)"),
+    ]
+    assert '"event": "dance"' in rows[1]["raw"]
+
+
+def test_a_mapping_that_fits_no_row_is_an_error_and_publishes_nothing(small_site: MakeSite) -> None:
+    site = small_site()
+    site.write_log(DAYS[0], [(1, "p", 1.0, "dance"), (2, "p", 1.0, "dance")])
+    with pytest.raises(PipelineError, match=r"not one of the 2 rows .*row 1: action_type: unknown value"):
+        site.ingest(DAYS[:1])
+    assert read_manifest(site.site, DAYS[0]) is None
+    assert list(partition_dir(site.site, DAYS[0]).glob("[!.]*")) == []
+
+
+def test_a_missing_day_is_an_error_and_an_empty_one_is_a_partition(small_site: MakeSite) -> None:
+    site = small_site()
+    with pytest.raises(PipelineError, match=r"no file for 2026-01-01: nothing matches .*2026-01-01.parquet"):
+        site.ingest(DAYS[:1])
+    site.write_log(DAYS[0], [])
+    [manifest] = site.ingest(DAYS[:1])
+    assert manifest["counts"]["kept"] == 0
+    assert site.actions(DAYS[0]) == []
+
+
+def test_a_truncated_file_leaves_the_old_partition(small_site: MakeSite) -> None:
+    site = small_site()
+    path = site.write_log(DAYS[0], [(1, "p", 1.0, "look")])
+    site.ingest(DAYS[:1])
+    before = read_json(partition_dir(site.site, DAYS[0]) / MANIFEST)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(PipelineError, match=r"2026-01-01\.parquet cannot be read as parquet"):
+        site.ingest(DAYS[:1])
+    assert read_json(partition_dir(site.site, DAYS[0]) / MANIFEST) == before
+    assert len(site.actions(DAYS[0])) == 1
+
+
+def test_rerunning_gives_the_same_bytes_and_keeps_one_build(small_site: MakeSite) -> None:
+    site = small_site()
+    site.write_log(DAYS[0], [(u, "p", u * 3.0, "look") for u in range(50)])
+    [first] = site.ingest(DAYS[:1])
+    [second] = site.ingest(DAYS[:1])
+    assert second["files"] == first["files"]
+    assert second["build"] != first["build"]
+    assert sorted(p.name for p in partition_dir(site.site, DAYS[0]).glob("[!.]*")) == [second["build"], MANIFEST]
+
+
+def test_forgotten_users_stay_out_and_are_counted(small_site: MakeSite) -> None:
+    site = small_site()
+    site.write_log(DAYS[0], [(1, "p", 1.0, "look"), (2, "p", 1.0, "look"), (2, "q", 2.0, "look")])
+    (site.root / "forget.txt").write_text("2\n\n99\n")
+    [manifest] = site.ingest(DAYS[:1])
+    assert [row[0] for row in site.actions(DAYS[0])] == [1]
+    assert manifest["counts"]["forgotten"] == 2
+    assert balance(manifest) == 0
+    (site.root / "forget.txt").write_text("2\nbob\n")
+    with pytest.raises(PipelineError, match=r"forget.txt, line 2: 'bob' is not an integer"):
+        site.ingest(DAYS[:1])
+
+
+@pytest.mark.parametrize("path", ["logs/{ds}.parquet", "logs/*.parquet"])
+def test_forgotten_users_are_not_remembered_in_the_quarantine(small_site: MakeSite, path: str) -> None:
+    site = small_site(path=path)
+    site.write_log(DAYS[0], [(1, "p", 1.0, "look"), (2, "p", 1.0, "dance"), (3, "p", 1.0, "dance")])
+    (site.root / "forget.txt").write_text("2\n")
+    [manifest] = site.ingest(DAYS[:1])
+    assert [row["raw"][:10] for row in read_quarantine(site.site, DAYS[0]).to_pylist()] == ['{"dwell_s"']
+    assert '"user": 2' not in str(read_quarantine(site.site, DAYS[0]).to_pylist())
+    assert manifest["counts"]["forgotten"] == 1
+    assert balance(manifest) == 0
+
+
+def test_late_rows_that_wait_for_their_day_are_seen(small_site: MakeSite) -> None:
+    site = small_site(late_days=1)
+    site.write_log(DAYS[0], [(1, "p", 1.0, "look")])
+    site.ingest(DAYS[:1])  # in the morning of the day after, before its log exists
+    site.write_log(DAYS[1], [(1, "p", DAY_S + 1.0, "look"), (2, "late", 5.0, "look")])
+    [second] = site.ingest(DAYS[1:2])
+    verdict = judge_late_rows(site.site, second)
+    assert not verdict.passed
+    assert "1 rows belong to 2026-01-01, ingested before they arrived; take them in with: pf repair" in verdict.reason
+    assert verdict.reason.endswith("--since 2026-01-02 --until 2026-01-02")
+    site.ingest(DAYS[:2])
+    assert sorted(row[2] for row in site.actions(DAYS[0])) == ["late", "p"]
+    again = read_manifest(site.site, DAYS[1])
+    assert again is not None
+    assert judge_late_rows(site.site, again).passed
+
+
+def test_gaps_in_a_range_are_refused(small_site: MakeSite) -> None:
+    with pytest.raises(PipelineError, match="consecutive"):
+        small_site().ingest([DAYS[0], shift_ds(DAYS[0], 2)])
+
+
+def test_a_log_larger_than_the_memory_budget(small_site: MakeSite) -> None:
+    roomy, tight = small_site(), small_site(memory_mb=64)
+    tight.site = tight.site.model_copy(update={"engine": tight.site.engine.model_copy(update={"memory_mb": 1})})
+    for site in (roomy, tight):
+        site.write_log(DAYS[0], [(u % 97, f"p{u % 31}", u * 0.7, "look") for u in range(30_000)])
+    [expected], [manifest] = roomy.ingest(DAYS[:1]), tight.ingest(DAYS[:1])
+    assert manifest["files"] == expected["files"]
+
+
+def test_positive_is_type_surface_and_strictly_longer() -> None:
+    table = pa.table(
+        {
+            "action_type": ["repin", "closeup", "closeup", "click", "repin", "hide"],
+            "surface": ["homefeed", "homefeed", "homefeed", "homefeed", "search", "homefeed"],
+            "duration_s": pa.array([0, 10, 10.5, 11, 30, 30], pa.float32()),
+        }
+    )
+    assert positive_mask(table, Positive()).tolist() == [True, False, True, True, False, False]
+    assert positive_mask(table, Positive(surfaces=None)).tolist() == [True, False, True, True, True, False]
+
+
+def test_files_are_plain_parquet(small_site: MakeSite) -> None:
+    site = small_site()
+    site.write_log(DAYS[0], [(1, "p", 1.0, "look")])
+    [manifest] = site.ingest(DAYS[:1])
+    path = partition_dir(site.site, DAYS[0]) / manifest["build"] / manifest["files"][0]["name"]
+    assert pq.read_schema(path).names == ["user_id", "ts", "pin_id", "action_type", "surface", "duration_s"]
+
+
+def test_rejects_of_many_small_files_keep_their_file_and_row(small_site: MakeSite) -> None:
+    site = small_site(path="logs/{ds}/*.parquet")
+    paths = []
+    for number in range(4):
+        rows = [(n, "p", 100.0 * number + n, "dance" if n == number else "look") for n in range(5)]
+        written = site.write_log(DAYS[0], rows)  # the name ends in *.parquet
+        paths.append(written.rename(written.with_name(f"part-{number}.parquet")))
+    [manifest] = site.ingest(DAYS[:1])
+    rejects = read_quarantine(site.site, DAYS[0]).to_pylist()
+    assert [(row["source_file"], row["row_number"]) for row in rejects] == [
+        (str(path), number + 1) for number, path in enumerate(paths)
+    ]
+    assert manifest["counts"]["kept"] == 4 * 4
+    assert len(manifest["inputs"]) == 4
+
+
+def test_a_second_writer_of_a_day_is_told_to_wait(small_site: MakeSite) -> None:
+    site = small_site()
+    for offset, ds in enumerate(DAYS[:2]):
+        site.write_log(ds, [(1, "p", offset * DAY_S + 1.0, "look")])
+    with exclusive(partition_dir(site.site, DAYS[0]), "raw_actions"):
+        with pytest.raises(PipelineError, match="another run is writing raw_actions 2026-01-01"):
+            site.ingest(DAYS[:2])
+        assert len(site.ingest(DAYS[1:2])) == 1
+    assert len(site.ingest(DAYS[:2])) == 2

@@ -1,0 +1,402 @@
+"""Foreign files as batches: every row comes out once, under the number that an editor shows."""
+
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pf_core.config.source import Files
+from pf_core.errors import PipelineError
+from pf_core.logs import readers as reading
+from pf_core.logs.readers import RawBatch, find_files, read_file
+
+COLUMNS = ("a", "b")
+
+
+def batches(path: Path, columns: Sequence[str] = COLUMNS, **options: Any) -> list[RawBatch]:
+    found = list(read_file(path, Files(path=path.name, **options), columns))
+    assert found
+    assert all(batch.file == path for batch in found)
+    assert all(len(batch.row_number) == batch.rows.num_rows for batch in found)
+    return found
+
+
+def rows(path: Path, columns: Sequence[str] = COLUMNS, **options: Any) -> dict[int, tuple[Any, ...]]:
+    """The values of each row, by row number."""
+    found = {}
+    for batch in batches(path, columns, **options):
+        for number, row in zip(batch.row_number.tolist(), batch.rows.to_pylist(), strict=True):
+            assert number not in found
+            found[number] = tuple(row[column] for column in columns)
+    return found
+
+
+def malformed(path: Path, columns: Sequence[str] = COLUMNS, **options: Any) -> dict[int, tuple[str, str]]:
+    """Reason and text of each row that the format cannot take, by row number."""
+    entries = [entry for batch in batches(path, columns, **options) for entry in batch.malformed]
+    assert len({number for number, _, _ in entries}) == len(entries)
+    return {number: (reason, text) for number, reason, text in entries}
+
+
+def refusal(path: Path, columns: Sequence[str] = COLUMNS, **options: Any) -> str:
+    """The message; it always names the file."""
+    with pytest.raises(PipelineError) as error:
+        batches(path, columns, **options)
+    assert str(path) in str(error.value)
+    return str(error.value)
+
+
+def written(path: Path, content: str | bytes) -> Path:
+    data = content.encode() if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+# CSV
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.csv.gz"])
+def test_csv_values_come_as_text(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path / name, "a,ignored,b\n1,x,2.50\n007,y,true\n")
+    assert rows(path) == {2: ("1", "2.50"), 3: ("007", "true")}
+    assert malformed(path) == {}
+
+
+def test_csv_empty_values_are_missing(tmp_path: Path) -> None:
+    assert rows(written(tmp_path / "x.csv", 'a,b\n1,\n,2\n"",NULL\n')) == {
+        2: ("1", None),
+        3: (None, "2"),
+        4: (None, "NULL"),
+    }
+
+
+def test_csv_quotes(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.csv", 'a,b\n"1,5","say ""hi"""\n2,plain\n')
+    assert rows(path) == {2: ("1,5", 'say "hi"'), 3: ("2", "plain")}
+
+
+def test_csv_without_quoting(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.csv", 'a,b\n"1,5"\n')
+    assert rows(path, quote=None) == {2: ('"1', '5"')}
+
+
+@pytest.mark.parametrize(("name", "delimiter"), [("x.csv", ";"), ("x.tsv", "\t"), ("x.csv", "|")])
+def test_csv_delimiters(tmp_path: Path, name: str, delimiter: str) -> None:
+    path = written(tmp_path / name, f"a{delimiter}b\n1,5{delimiter}2\n")
+    assert rows(path, delimiter=delimiter) == {2: ("1,5", "2")}
+
+
+def test_csv_of_other_systems(tmp_path: Path) -> None:
+    """A byte order mark, CRLF, and no newline at the end."""
+    assert rows(written(tmp_path / "x.csv", b"\xef\xbb\xbfa,b\r\n1,2\r\n3,4")) == {2: ("1", "2"), 3: ("3", "4")}
+
+
+def test_csv_gzip_members_are_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv.gz"
+    path.write_bytes(gzip.compress(b"a,b\n1,2\n") + gzip.compress(b"3,4\n"))
+    assert rows(path) == {2: ("1", "2"), 3: ("3", "4")}
+
+
+def test_csv_broken_lines_keep_their_number_and_text(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.csv", "a,b\n1,2\nfew\n3,4\ntoo,many,fields\n5,6\n")
+    assert rows(path) == {2: ("1", "2"), 4: ("3", "4"), 6: ("5", "6")}
+    assert malformed(path) == {
+        3: ("malformed: 1 fields instead of 2", "few"),
+        5: ("malformed: 3 fields instead of 2", "too,many,fields"),
+    }
+
+
+def test_csv_broken_lines_at_the_ends(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.csv", "a,b\nfirst\n1,2\nlast\n")
+    assert rows(path) == {3: ("1", "2")}
+    assert {number: text for number, (_, text) in malformed(path).items()} == {2: "first", 4: "last"}
+
+
+def test_csv_with_broken_lines_only(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.csv", "a,b\n1\n2\n3\n")
+    assert rows(path) == {}
+    assert sorted(malformed(path)) == [2, 3, 4]
+
+
+@settings(max_examples=60, deadline=None, database=None)
+@given(kinds=st.lists(st.sampled_from(["good", "few", "many", "blank"]), max_size=60), block=st.integers(24, 120))
+def test_csv_row_numbers_hold_across_blocks(
+    tmp_path_factory: pytest.TempPathFactory, kinds: list[str], block: int
+) -> None:
+    """Each line says its own number, so the reader's numbers can be held against the content."""
+    shapes = {"good": "{0},x{0}", "few": "{0}", "many": "{0},y,z", "blank": ""}
+    lines = [shapes[kind].format(number) for number, kind in enumerate(kinds, 2)]
+    path = written(tmp_path_factory.mktemp("blocks") / "x.csv", "\n".join(["a,b", *lines, ""]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "BLOCK_BYTES", block)
+        found, broken = rows(path), malformed(path)
+    numbers = {kind: [number for number, k in enumerate(kinds, 2) if k == kind] for kind in shapes}
+    assert {number: row for number, row in found.items() if row != (None, None)} == {
+        number: (str(number), f"x{number}") for number in numbers["good"]
+    }
+    assert {number for number, row in found.items() if row == (None, None)} <= set(numbers["blank"])
+    assert {number: text for number, (_, text) in broken.items() if text} == {
+        number: lines[number - 2] for number in (*numbers["few"], *numbers["many"])
+    }
+
+
+def test_csv_small_blocks_give_several_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "x.csv", "a,b\n" + "".join(f"{number},x\n" for number in range(2, 102)))
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 64)
+    assert len(batches(path)) > 3
+    assert rows(path) == {number: (str(number), "x") for number in range(2, 102)}
+
+
+@pytest.mark.parametrize("content", ["", "\n", "\n\n", "a,b\n", "a,b\r\n", "a,b"])
+def test_csv_without_rows(tmp_path: Path, content: str) -> None:
+    path = written(tmp_path / "x.csv", content)
+    (batch,) = batches(path)
+    assert batch.rows.column_names == ["a", "b"]
+    assert batch.rows.num_rows == 0
+    assert batch.malformed == []
+
+
+def test_csv_bytes_that_are_no_utf8_cost_one_row(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.csv", b"a,b\n1,caf\xe9\n2,fine\n")
+    assert rows(path) == {3: ("2", "fine")}
+    ((number, (reason, text)),) = malformed(path).items()
+    assert (number, reason) == (2, "malformed: not valid UTF-8")
+    assert "caf\\xe9" in text
+
+
+def test_csv_bytes_that_are_no_utf8_in_a_broken_line_cost_one_row(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.csv", b"a,b\n1,caf\xe9,3\n2,fine\n")
+    assert rows(path) == {3: ("2", "fine")}
+    assert list(malformed(path)) == [2]
+
+
+def test_csv_header_that_is_no_utf8_costs_only_its_column(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.csv", b"a,b,caf\xe9\n1,2,3\n")
+    assert rows(path) == {2: ("1", "2")}
+    assert "caf" in refusal(path, ["a", "coffee"])
+
+
+def test_csv_an_open_quote_swallows_no_rows(tmp_path: Path) -> None:
+    """In a column that nobody reads, lost rows would leave no trace: refuse the file, or account for every row."""
+    path = written(tmp_path / "x.csv", 'a,b,note\n1,2,ok\n3,4,"oops\n5,6,ok\n7,8,ok\n9,10,"closed"\n')
+    try:
+        accounted = {*rows(path), *malformed(path)}
+    except PipelineError:
+        return
+    assert accounted == {2, 3, 4, 5, 6}
+
+
+def test_csv_missing_columns_are_named_with_those_that_are_there(tmp_path: Path) -> None:
+    message = refusal(written(tmp_path / "x.csv", "a,c\n1,2\n"))
+    assert "has no column 'b'" in message
+    assert "it has 'a', 'c'" in message
+
+
+def test_csv_missing_columns_are_noticed_without_rows(tmp_path: Path) -> None:
+    assert "has no column 'b'" in refusal(written(tmp_path / "x.csv", "a,c\n"))
+
+
+def test_csv_a_needed_column_may_not_come_twice(tmp_path: Path) -> None:
+    assert "column 'a' more than once" in refusal(written(tmp_path / "x.csv", "a,b,a\n1,2,3\n"))
+
+
+def test_csv_another_column_may_come_twice(tmp_path: Path) -> None:
+    assert rows(written(tmp_path / "x.csv", "a,b,c,c\n1,2,3,4\n")) == {2: ("1", "2")}
+
+
+# JSON lines
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.ndjson", "x.json"])
+def test_jsonl_values_come_as_text(tmp_path: Path, name: str) -> None:
+    lines = ['{"a": 1, "b": "x, \\"y\\""}', '{"b": true, "a": 2.5, "c": 0}', '{"a": null}']
+    path = written(tmp_path / name, "\n".join(lines))
+    assert rows(path) == {1: ("1", 'x, "y"'), 2: ("2.5", "true"), 3: (None, None)}
+
+
+def test_jsonl_nested_values_come_as_json(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.jsonl", '{"a": [1, 2.5], "b": {"c": "d"}}\n')
+    assert rows(path) == {1: ("[1,2.5]", '{"c":"d"}')}
+
+
+def test_jsonl_large_integers_keep_every_digit(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.jsonl", '{"a": 9223372036854775807, "b": 12345678901234567890123}\n')
+    assert rows(path) == {1: ("9223372036854775807", "12345678901234567890123")}
+
+
+def test_jsonl_unusual_keys(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.jsonl", '{"user.id": 1, "a b": 2, "$ref": 3, "it\'s": 4, "q\\"q": 5}\n')
+    assert rows(path, ["user.id", "a b", "$ref", "it's", 'q"q']) == {1: ("1", "2", "3", "4", "5")}
+
+
+def test_jsonl_keys_that_differ_in_case_only(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.jsonl", '{"id": 1, "ID": 2}\n')
+    assert rows(path, ["id", "ID"]) == {1: ("1", "2")}
+
+
+def test_jsonl_broken_lines_keep_their_number_and_text(tmp_path: Path) -> None:
+    lines = ['{"a": 1, "b": 1}', "[1, 2]", '{"a": ', "", '"text"', '{"a": 2, "b": 2}', '{"a": 3}{"a": 4}', "null"]
+    path = written(tmp_path / "x.jsonl", "\n".join(lines) + "\n")
+    assert rows(path) == {1: ("1", "1"), 6: ("2", "2")}
+    assert malformed(path) == {
+        number: ("malformed: not a JSON object", lines[number - 1])
+        for number in (2, 3, 5, 7, 8)  # line 4 is blank: no row
+    }
+
+
+def test_jsonl_a_control_character_costs_one_row(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.jsonl", '{"a": 1, "b": 1}\n{"a": "x\x01y"}\n{"a": 3, "b": 3}\n')
+    assert rows(path) == {1: ("1", "1"), 3: ("3", "3")}
+    assert list(malformed(path)) == [2]
+
+
+def test_jsonl_bytes_that_are_no_utf8_cost_one_row(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.jsonl", b'{"a": 1, "b": "caf\xe9"}\n{"a": 2, "b": 2}\n')
+    assert rows(path) == {2: ("2", "2")}
+    assert malformed(path)[1][0] == "malformed: not valid UTF-8"
+
+
+@settings(max_examples=15, deadline=None, database=None)
+@given(kinds=st.lists(st.sampled_from(["good", "array", "broken", "blank"]), min_size=1, max_size=60))
+def test_jsonl_row_numbers_hold_across_blocks(tmp_path_factory: pytest.TempPathFactory, kinds: list[str]) -> None:
+    shapes = {"good": '{{"a": {0}, "b": "x"}}', "array": "[{0}]", "broken": '{{"a": {0}', "blank": ""}
+    lines = [shapes[kind].format(number) for number, kind in enumerate(kinds, 1)]
+    path = written(tmp_path_factory.mktemp("blocks") / "x.jsonl", "\n".join([*lines, ""]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "BLOCK_BYTES", 64)
+        found, broken = rows(path), malformed(path)
+    assert found == {number: (str(number), "x") for number, kind in enumerate(kinds, 1) if kind == "good"}
+    assert {number: text for number, (_, text) in broken.items()} == {
+        number: lines[number - 1] for number, kind in enumerate(kinds, 1) if kind in ("array", "broken")
+    }
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_jsonl_without_rows(tmp_path: Path, name: str, content: str) -> None:
+    """A silent day is an empty file: that is what the pipeline asks for when a day's file is missing."""
+    (batch,) = batches(written(tmp_path / name, content))
+    assert batch.rows.column_names == ["a", "b"]
+    assert batch.rows.num_rows == 0
+    assert batch.malformed == []
+
+
+# Parquet
+
+
+def test_parquet_keeps_its_types(tmp_path: Path) -> None:
+    table = pa.table({"b": [1.5, None], "ignored": ["x", "y"], "a": [7, 8]})
+    pq.write_table(table, tmp_path / "x.parquet")
+    assert rows(tmp_path / "x.parquet") == {1: (7, 1.5), 2: (8, None)}
+    (batch,) = batches(tmp_path / "x.parquet")
+    assert batch.rows.schema.field("a").type == pa.int64()
+
+
+def test_parquet_row_numbers_hold_across_row_groups_and_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = list(range(1, 101))
+    pq.write_table(pa.table({"a": numbers, "b": numbers}), tmp_path / "x.parquet", row_group_size=30)
+    monkeypatch.setattr(reading, "BATCH_ROWS", 7)
+    assert len(batches(tmp_path / "x.parquet")) >= 100 // 7
+    assert rows(tmp_path / "x.parquet") == {number: (number, number) for number in numbers}
+
+
+def test_parquet_without_rows(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": pa.array([], pa.int64()), "b": pa.array([], pa.int64())}), tmp_path / "x.parquet")
+    (batch,) = batches(tmp_path / "x.parquet")
+    assert batch.rows.column_names == ["a", "b"]
+    assert batch.rows.num_rows == 0
+
+
+def test_parquet_missing_columns_are_named_with_those_that_are_there(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1], "c": [{"b": 1}]}), tmp_path / "x.parquet")
+    message = refusal(tmp_path / "x.parquet")
+    assert "has no column 'b'" in message
+    assert "it has 'a', 'c'" in message
+
+
+def test_parquet_a_needed_column_may_not_come_twice(tmp_path: Path) -> None:
+    columns = [pa.array([1]), pa.array([2]), pa.array([3])]
+    pq.write_table(pa.Table.from_arrays(columns, names=["a", "b", "a"]), tmp_path / "x.parquet")
+    assert "column 'a' more than once" in refusal(tmp_path / "x.parquet")
+
+
+@pytest.mark.parametrize("kept", [0, 3, 0.5, 0.99])
+def test_parquet_truncated(tmp_path: Path, kept: float) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"a": range(1000), "b": range(1000)}), path)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * kept) if kept < 1 else int(kept)])
+    assert "cannot be read as parquet" in refusal(path)
+
+
+def test_parquet_damaged_in_the_middle(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"a": [1, 2], "b": [3, 4]}), path)
+    data = path.read_bytes()
+    path.write_bytes(data[:4] + b"\xff" * 40 + data[44:])
+    assert "cannot be read as parquet" in refusal(path)
+
+
+# Compression
+
+
+@pytest.mark.parametrize(("name", "line"), [("x.csv.gz", b"1,2\n"), ("x.jsonl.gz", b'{"a": 1, "b": 2}\n')])
+@pytest.mark.parametrize("num_missing", [1, 8, 30])
+def test_truncated_gzip_is_refused(tmp_path: Path, name: str, line: bytes, num_missing: int) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(b"a,b\n" + line * 10_000)[:-num_missing])
+    assert "cannot be read" in refusal(path)
+
+
+@pytest.mark.parametrize("name", ["x.csv.gz", "x.jsonl.gz"])
+def test_plain_text_under_a_gzip_name_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"a,b\n1,2\n")
+    assert "cannot be read" in refusal(tmp_path / name)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    for name in ("x.csv", "x.jsonl", "x.parquet"):
+        refusal(tmp_path / name)
+
+
+# Finding files
+
+
+def planted(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+
+
+def test_a_dated_path_gives_the_files_of_a_day(tmp_path: Path) -> None:
+    planted(tmp_path, "2026-01-01/b.csv", "2026-01-01/a.csv", "2026-01-01/c.txt", "2026-01-02/d.csv")
+    files = Files(path="{ds}/*.csv")
+    assert find_files(files, tmp_path, "2026-01-01") == [tmp_path / "2026-01-01/a.csv", tmp_path / "2026-01-01/b.csv"]
+    assert find_files(files, tmp_path, "2026-01-02") == [tmp_path / "2026-01-02/d.csv"]
+    assert find_files(files, tmp_path, "2026-01-03") == []
+
+
+def test_the_day_may_stand_several_times(tmp_path: Path) -> None:
+    planted(tmp_path, "2026-01-01/log-2026-01-01.csv", "2026-01-01/log-2026-01-02.csv")
+    found = find_files(Files(path="{ds}/log-{ds}.csv"), tmp_path, "2026-01-01")
+    assert found == [tmp_path / "2026-01-01/log-2026-01-01.csv"]
+
+
+def test_globs_reach_into_folders_and_skip_them(tmp_path: Path) -> None:
+    planted(tmp_path, "x/y/a.parquet", "b.parquet", "x/folder.parquet/part")
+    found = find_files(Files(path="**/*.parquet"), tmp_path)
+    assert found == [tmp_path / "b.parquet", tmp_path / "x/y/a.parquet"]
+
+
+def test_a_root_is_a_folder_not_a_pattern(tmp_path: Path) -> None:
+    root = tmp_path / "site [old]"
+    planted(root, "a.csv")
+    assert find_files(Files(path="*.csv"), root) == [root / "a.csv"]

@@ -1,0 +1,196 @@
+"""What a service sees: one whole release at a time, also while others are published."""
+
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pf_core.config.site import Site
+from pf_core.days import ds_range, shift_ds
+from pf_core.errors import PipelineError
+from pf_core.serving import client as serving_module
+from pf_core.serving.client import Serving, UnknownIdError
+from pf_core.serving.publish import rollback
+from pf_core.serving.releases import Pointer, read_pointer, release_root
+from tests.support.releases import DIM, NUM_PINS, day_of, make_site, publish_day, redis_server, vector_of, watch
+
+REPOSITORY = Path(__file__).parents[2]
+USERS = list(range(60))
+DAY = "2026-01-01"
+DAYS = ds_range(DAY, shift_ds(DAY, 20))
+PINS = [f"pin{number:02d}" for number in range(NUM_PINS)]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    site = make_site(tmp_path)
+    publish_day(site, DAY, USERS, version=1)
+    return site
+
+
+@pytest.fixture
+def redis_address() -> Iterator[str]:
+    with redis_server() as address:
+        yield address
+
+
+def scores(vector: np.ndarray) -> dict[str, float]:
+    """Of all pins, by hand."""
+    return {pin: float(vector.astype(np.float32) @ vector_of(pin, 1).astype(np.float32)) for pin in PINS}
+
+
+def test_a_user_gets_the_nearest_pins(site: Site) -> None:
+    hits = Serving(site).release().recommend(7, k=5)
+    expected = sorted(scores(vector_of(7, 1)).items(), key=lambda item: -item[1])[:5]
+    assert [hit.pin_id for hit in hits] == [pin for pin, _ in expected]
+    assert [hit.score for hit in hits] == pytest.approx([score for _, score in expected], abs=1e-6)
+    assert {hit.interest for hit in hits} == {"interest-1"}
+
+
+def test_a_pin_gets_the_nearest_pins_but_not_itself(site: Site) -> None:
+    release = Serving(site).release()
+    expected = sorted(scores(vector_of("pin03", 1)).items(), key=lambda item: -item[1])[1:5]
+    assert [hit.pin_id for hit in release.similar("pin03", k=4)] == [pin for pin, _ in expected]
+    assert sorted(hit.pin_id for hit in release.similar("pin03", k=1000)) == [pin for pin in PINS if pin != "pin03"]
+
+
+def test_many_vectors_at_once(site: Site) -> None:
+    release = Serving(site).release()
+    vectors, _ = release.embeddings(USERS)
+    assert release.search(vectors, k=3) == [release.recommend(user, k=3) for user in USERS]
+
+
+def test_users_keep_their_order_and_unknown_ones_are_marked(site: Site) -> None:
+    release = Serving(site).release()
+    vectors, is_found = release.embeddings([5, 999, 4])
+    assert is_found.tolist() == [True, False, True]
+    np.testing.assert_array_equal(vectors[2], vector_of(4, 1).astype(np.float32))
+    assert np.isnan(vectors[1]).all()
+    assert release.computed_ds(pa.array([5, 999])) == [day_of(5).isoformat(), None]
+
+
+def test_unknown_ids_have_an_error_of_their_own(site: Site) -> None:
+    release = Serving(site).release()
+    with pytest.raises(UnknownIdError, match=r"user 999 is not in release 2026-01-01\.1"):
+        release.recommend(999)
+    with pytest.raises(UnknownIdError, match="pin 'nothing' is not in the index"):
+        release.similar("nothing")
+
+
+@pytest.mark.parametrize("user", ["five", "5", None, 1.5, 2**70])
+def test_an_id_of_another_type_is_a_sentence(site: Site, user: object) -> None:
+    with pytest.raises(PipelineError, match="user id"):
+        Serving(site).release().embeddings([user])  # type: ignore[list-item]
+
+
+def test_nobody_is_asked_for(site: Site) -> None:
+    vectors, is_found = Serving(site).release().embeddings([])
+    assert (vectors.shape, is_found.shape) == ((0, DIM), (0,))
+
+
+def test_no_release_yet(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match="no release yet; publish one with: dagster asset materialize"):
+        Serving(make_site(tmp_path)).release()
+
+
+def test_the_same_release_is_opened_once(site: Site) -> None:
+    serving = Serving(site)
+    release = serving.release()
+    assert serving.release() is release
+    assert release.index is release.index
+    publish_day(site, DAYS[1], USERS, version=2)
+    assert serving.release().manifest["release"] == "2026-01-02.1"
+    rollback(site)
+    assert serving.release().manifest["release"] == "2026-01-01.1"
+
+
+def test_a_release_removed_before_it_could_be_opened_is_no_error(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [Pointer(current="2025-12-31.1")]
+
+    def late(site: Site) -> Pointer:
+        if not answers:
+            return read_pointer(site)
+        publish_day(site, DAYS[1], USERS, version=2)
+        return answers.pop()
+
+    monkeypatch.setattr(serving_module, "read_pointer", late)
+    assert Serving(site).release().manifest["release"] == "2026-01-02.1"
+
+
+def test_a_current_release_that_is_gone_is_an_error(site: Site) -> None:
+    shutil.rmtree(release_root(site) / "2026-01-01.1")
+    with pytest.raises(PipelineError, match=r"the current release 2026-01-01\.1 is gone"):
+        Serving(site).release()
+
+
+READER = """
+import sys
+from pathlib import Path
+from tests.support.releases import make_site, watch
+
+root = Path(sys.argv[1])
+print("ready", flush=True)
+seen = watch(make_site(root / "site"), range(60), range(22), (root / "over").exists)
+print(len(seen), flush=True)
+"""
+
+
+def test_readers_see_only_whole_releases_while_twenty_are_published(tmp_path: Path) -> None:
+    """Threads of this process and another process read all the time; one rollback among the publications."""
+    site = make_site(tmp_path / "site", keep_releases=2)
+    publish_day(site, DAYS[0], USERS, version=0)
+    process = subprocess.Popen(
+        [sys.executable, "-c", READER, str(tmp_path)],
+        cwd=REPOSITORY,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    seen = _publish_and_watch(site, tmp_path / "over")
+    said, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert int(said) >= 5
+    assert all(len(releases) >= 5 for releases in seen)
+    publish_day(site, shift_ds(DAYS[-1], 1), USERS, version=21)  # nobody reads any more
+    assert len([path for path in release_root(site).iterdir() if path.is_dir()]) == 2
+
+
+def test_readers_of_redis_see_only_whole_releases(tmp_path: Path, redis_address: str) -> None:
+    site = make_site(tmp_path / "site", keep_releases=2, store={"kind": "redis", "url": redis_address})
+    publish_day(site, DAYS[0], USERS, version=0)
+    assert all(len(releases) >= 3 for releases in _publish_and_watch(site, tmp_path / "over", num_days=8))
+
+
+def _publish_and_watch(site: Site, over: Path, num_days: int = 20) -> list[set[str]]:
+    """Publish days, with a rollback in the middle; what the threads that watched have seen."""
+    seen: list[set[str]] = []
+    errors: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            seen.append(watch(site, USERS, range(22), over.exists))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for version, ds in enumerate(DAYS[1 : 1 + num_days], start=1):
+            publish_day(site, ds, USERS, version)
+            if version == num_days // 2:
+                rollback(site)
+    finally:
+        over.touch()
+        for thread in threads:
+            thread.join()
+    assert errors == []
+    return seen
