@@ -40,7 +40,7 @@ KNOWS_NO_SITE = ("model", "metrics")
 
 OUTSIDE = {
     "pf_core": set(
-        "botocore duckdb hnswlib lance lmdb numpy pyarrow pydantic".split()
+        "annotated_types botocore duckdb hnswlib lance lmdb numpy pyarrow pydantic pydantic_core".split()
         + "pyspark redis safetensors scipy torch upath yaml".split()
     ),
     "pf_core/world": {"numpy", "pyarrow"},
