@@ -20,22 +20,23 @@ from pf_core.config.training import TrainConfig
 
 INTRODUCTION = """# The site file
 
-One YAML file describes a site: where its logs are, how a row becomes an action, which actions are positive, and how the pipeline
-runs. `PF_SITE` names the file. `${NAME}` is replaced by an environment variable, `${NAME:-default}` has a default; relative paths
-count from the file. An unknown key, a wrong type or a key that stands twice is an error that names the key.
+One YAML file describes a site: where its logs are, how a row becomes an action, which actions are positive, and how
+the pipeline runs. `PF_SITE` names the file. `${NAME}` is replaced by an environment variable, `${NAME:-default}` has a
+default; relative paths count from the file. An unknown key, a wrong type or a key that stands twice is an error that
+names the key.
 
-`pf check SITE.yaml` reads the first rows of the logs with it and shows what is kept and why the rest is not. Complete examples:
-`dagster_home/demo.yaml`, `docs/sources/globo.yaml`, `docs/sources/kuairand.yaml`.
+`pf check SITE.yaml` reads the first rows of the logs with it and shows what is kept and why the rest is not. Complete
+examples: `dagster_home/demo.yaml`, `docs/sources/globo.yaml`, `docs/sources/kuairand.yaml`.
 
 This page is made from the configuration models by `make docs`; a test compares them.
 
-Shorthands: where a key takes a mapping with `column`, a plain column name is enough (`user_id: user`). A condition may be a plain value
-(`is_like: 1` means equals) or a list (any of).
+Shorthands: where a key takes a mapping with `column`, a plain column name is enough (`user_id: user`). A condition may
+be a plain value (`is_like: 1` means equals) or a list (any of).
 """
 CHANGES = """## Fields of `training.changes`
 
-`training.preset` chooses a whole configuration (`paper`, `demo` or `tiny`), and `training.changes` replaces single fields of it. The
-defaults below are those of the preset `paper`, unless a preset changes them.
+`training.preset` chooses a whole configuration (`paper`, `demo` or `tiny`), and `training.changes` replaces single
+fields of it. The defaults below are those of the preset `paper`.
 """
 BOUNDS: dict[type[Any], tuple[str, str]] = {
     Ge: ("ge", "≥"),
@@ -89,7 +90,7 @@ def _dotted(prefix: str, name: str, field: FieldInfo) -> str:
 
 
 def _inner_models(annotation: Any, suffix: str = "") -> Iterator[tuple[type[BaseModel], str]]:
-    """The models in a type: of the field itself, of the elements of a list (`[]`), of the values of a mapping (`.*`)."""
+    """The models in a type: the type itself, the elements of a list (`[]`), the values of a mapping (`.*`)."""
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
         yield annotation, suffix
         return
