@@ -35,7 +35,7 @@ DIM, K, POSITIVES_PER_USER = 256, 50, 10
 NUM_THREADS = 2
 SQUARE, PRODUCTS = 4096, 5
 SAME_SHARE = 0.9999
-"""Of the pins found: two ways to sum a score may exchange the last one with the next."""
+"""Least share of equal results: two ways to sum a score may exchange the last result with the next."""
 CHUNK_ROWS = 10_000
 
 
