@@ -32,7 +32,7 @@ from pf_core.logs.partition import BucketFile, Manifest, Partitions, make_bucket
 from pf_core.logs.quarantine import Quarantine
 from pf_core.logs.routing import Arrival, Router, Tally, find_arrivals, num_days_complete
 from pf_core.progress import reporting_to
-from pf_core.storage.files import is_remote, placed_once, read_json, read_parquet, write_json, written
+from pf_core.storage.files import is_remote, read_json, read_parquet, write_file, write_folder, write_json
 
 DAYS_SHARED_AT_A_TIME = 7
 """Of a dated log on a cluster: more would fill the scratch folder, fewer would read neighbours' files more often."""
@@ -124,7 +124,7 @@ def _share_pass(
         arrivals = list(find_arrivals(site, days))
         for arrival in arrivals:
             partitions.note(arrival)
-        with written(scratch / "forgotten.parquet") as path:
+        with write_file(scratch / "forgotten.parquet") as path:
             pq.write_table(pa.table({"user_id": forgotten}), path)
         routes = [
             _Route(
@@ -185,7 +185,7 @@ class _Route:
 def _route_files(task: _Route) -> None:
     if (task.folder / TALLY).exists():
         return  # an earlier attempt was lost when its work was done
-    with placed_once(task.folder) as attempt:
+    with write_folder(task.folder, keep_first=True) as attempt:
         _route_to(attempt, task)
 
 
