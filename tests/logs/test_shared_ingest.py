@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pf_core.days import ds_range, ds_start_us
+from pf_core.engine.local import LocalEngine
 from pf_core.logs import ingest
 from pf_core.logs.ingest import TASKS_PER_WORKER, _share_files
 from pf_core.logs.routing import Arrival
@@ -34,10 +35,12 @@ def line(user: object, pin: str, second: float, event: str = "look", place: str 
     return f"{user},{pin},{ds_start_us(START) + round(second * 1e6)},{event},{place},2.5"
 
 
-def both_ways(site: SmallSite, days: Sequence[str], num_workers: int = 2) -> tuple[dict[str, Any], ScatteredEngine]:
+def both_ways(
+    site: SmallSite, days: Sequence[str], num_workers: int = 2, memory_mb: int = 256
+) -> tuple[dict[str, Any], ScatteredEngine]:
     """Ingests in one task, then shared; asserts that nothing tells them apart."""
     alone = outcome(site, days)
-    local, engine = site.engine, ScatteredEngine(num_workers=num_workers)
+    local, engine = site.engine, ScatteredEngine(num_workers=num_workers, memory_mb=memory_mb)
     site.engine = engine
     shared = outcome(site, days)
     site.engine = local
@@ -106,10 +109,10 @@ def test_categories_that_the_log_names_itself(small_site: MakeSite) -> None:
 
 def test_more_than_memory_holds(small_site: MakeSite) -> None:
     site = small_site(path="logs/{ds}/*.parquet")
-    site.site = site.site.model_copy(update={"engine": site.site.engine.model_copy(update={"memory_mb": 1})})
+    site.engine = LocalEngine(num_workers=1, memory_mb=1, temp_dir=site.root / "tmp")
     parts = [[(u % 97, f"p{u % 31}", u * 0.7, "look") for u in range(n * 10_000, (n + 2) * 10_000)] for n in range(3)]
     write_parts(site, DAYS[0], parts)
-    came, _ = both_ways(site, DAYS[:1])
+    came, _ = both_ways(site, DAYS[:1], memory_mb=1)
     assert came["manifests"][DAYS[0]]["counts"]["duplicates"] > 0
 
 

@@ -82,7 +82,5 @@ def test_a_day_that_would_expire_at_once_is_refused() -> None:
     existing = ["2026-01-02", "2026-01-03"]
     refuse_expired("timelines", ["2026-01-01"], existing=existing, num_days=3)
     refuse_expired("timelines", ["2026-01-01", "2026-01-04"], existing=existing, num_days=2)
-    with pytest.raises(
-        PipelineError, match=r"timelines 2026-01-01 is older than the 2 days that are kept \(from"
-    ):
+    with pytest.raises(PipelineError, match=r"timelines 2026-01-01 is older than the 2 days that are kept \(from"):
         refuse_expired("timelines", ["2026-01-01"], existing=existing, num_days=2)

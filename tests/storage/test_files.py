@@ -30,9 +30,7 @@ def test_another_object_store_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(PipelineError, match=r"gs://bucket: unknown object store; use s3://…"):
         path_of("gs://bucket")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        PipelineError, match=r"s3://bucket needs s3fs; .* pip install 'pinnerformer\[s3\]'"
-    ):
+    with pytest.raises(PipelineError, match=r"s3://bucket needs s3fs; .* pip install 'pinnerformer\[s3\]'"):
         path_of("s3://bucket")
 
 
