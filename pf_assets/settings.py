@@ -78,7 +78,9 @@ def start_engine(site: Site) -> Engine:
     config = site.engine
     if config.kind == "spark":
         assert config.master is not None
-        return SparkEngine(master=config.master, num_workers=config.num_workers, settings=config.spark)
+        return SparkEngine(
+            master=config.master, num_workers=config.num_workers, memory_mb=config.memory_mb, settings=config.spark
+        )
     return LocalEngine(
         num_workers=site.engine.num_workers, memory_mb=site.engine.memory_mb, temp_dir=site.workspace / "tmp"
     )

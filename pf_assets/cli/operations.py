@@ -21,7 +21,7 @@ from pf_core.logs.deletion_list import parse_user_id, read_deletion_list
 from pf_core.logs.partition import raw_digest, read_manifest
 from pf_core.operations.inspect import newest_actions
 from pf_core.operations.repair import RepairPlan, plan_repair
-from pf_core.storage.files import path_of, replace_text
+from pf_core.storage.files import path_of, write_text
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "INFO"}}}}
 
@@ -226,7 +226,7 @@ def _append_lines(path: Path, lines: list[str]) -> None:
         + ("" if before in ("", "\n") or before.endswith("\n") else "\n")
         + "".join(f"{line}\n" for line in lines)
     )
-    replace_text(path, text)
+    write_text(path, text)
 
 
 def repair(

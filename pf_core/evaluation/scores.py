@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pf_core.config.serving import Frequency
-from pf_core.storage.files import read_parquet, replaced
+from pf_core.storage.files import read_parquet, write_file
 
 BY_TYPE = "recall_at_10/"
 
@@ -47,7 +47,7 @@ class Scores:
     def write(self, path: Path) -> None:
         tables = [_to_table(self.user_ids, name, scores) for name, scores in self.frequencies.items()]
         said = {"question": self.question, "index_size": str(self.index_size)}
-        with replaced(path) as partial:
+        with write_file(path) as partial:
             pq.write_table(pa.concat_tables(tables).replace_schema_metadata(said), partial, compression="zstd")
 
 

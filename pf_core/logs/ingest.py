@@ -25,14 +25,13 @@ import pyarrow.parquet as pq
 from pf_core.config.site import Site
 from pf_core.days import ds_range
 from pf_core.engine.base import Engine
-from pf_core.engine.local import LocalEngine
-from pf_core.engine.shuffle import Shuffle, merge_parts
+from pf_core.engine.shuffle import ShuffleShare, merge_parts
 from pf_core.errors import PipelineError
 from pf_core.logs.partition import BucketFile, Manifest, Partitions, make_bucket, making_partitions
 from pf_core.logs.quarantine import Quarantine
 from pf_core.logs.routing import Arrival, Router, Tally, find_arrivals, num_days_complete
 from pf_core.progress import reporting_to
-from pf_core.storage.files import is_remote, placed_once, read_json, read_parquet, write_json, written
+from pf_core.storage.files import is_remote, read_json, read_parquet, write_file, write_folder, write_json
 
 DAYS_SHARED_AT_A_TIME = 7
 """Of a dated log on a cluster: more would fill the scratch folder, fewer would read neighbours' files more often."""
@@ -69,8 +68,8 @@ def ingest_days(
         for chunk in passes:
             yield from _share_pass(site, chunk, engine, forgotten, progress)
         return
-    memory_mb = site.engine.memory_mb // min(engine.num_workers, len(passes))
-    tasks = [_Pass(site=site, days=chunk, forgotten=forgotten, memory_mb=memory_mb) for chunk in passes]
+    shuffle = engine.shuffle(len(passes))
+    tasks = [_Pass(site=site, days=chunk, forgotten=forgotten, shuffle=shuffle) for chunk in passes]
     for manifests in engine.map_buckets(_run_pass, tasks, progress):
         yield from manifests
 
@@ -83,7 +82,7 @@ class _Pass:
     site: Site
     days: list[str]
     forgotten: pa.Array
-    memory_mb: int
+    shuffle: ShuffleShare
 
 
 def _run_pass(task: _Pass) -> list[Manifest]:
@@ -96,8 +95,7 @@ def _run_pass(task: _Pass) -> list[Manifest]:
     manifests: list[Manifest] = []
     with contextlib.ExitStack() as stack:
         partitions, scratch = stack.enter_context(making_partitions(site, task.days, site.workspace / "tmp"))
-        engine = LocalEngine(num_workers=1, memory_mb=task.memory_mb, temp_dir=scratch)
-        shuffle = stack.enter_context(engine.shuffle())
+        shuffle = stack.enter_context(task.shuffle.open(scratch))
         router = Router(site, [day.tally for day in partitions.days.values()], task.forgotten)
         for arrival in find_arrivals(site, task.days):
             partitions.note(arrival)
@@ -124,8 +122,10 @@ def _share_pass(
         arrivals = list(find_arrivals(site, days))
         for arrival in arrivals:
             partitions.note(arrival)
-        with written(scratch / "forgotten.parquet") as path:
+        with write_file(scratch / "forgotten.parquet") as path:
             pq.write_table(pa.table({"user_id": forgotten}), path)
+        shares = _share_files(arrivals, TASKS_PER_WORKER * engine.num_workers)
+        shuffle = engine.shuffle(len(shares))
         routes = [
             _Route(
                 site=site,
@@ -133,9 +133,9 @@ def _share_pass(
                 forgotten=scratch / "forgotten.parquet",
                 arrivals=share,
                 folder=scratch / f"{number:06d}",
-                memory_bytes=(site.engine.memory_mb << 20) // engine.num_workers,
+                shuffle=shuffle,
             )
-            for number, share in enumerate(_share_files(arrivals, TASKS_PER_WORKER * engine.num_workers))
+            for number, share in enumerate(shares)
         ]
         num_files = sum(len(arrival.files) for arrival in arrivals)
         progress(f"raw_actions {days[0]} … {days[-1]}: reading {num_files:,} files in {len(routes)} tasks")
@@ -179,20 +179,20 @@ class _Route:
     arrivals: list[Arrival]
     folder: Path
     """Where everything goes that comes of these files."""
-    memory_bytes: int
+    shuffle: ShuffleShare
 
 
 def _route_files(task: _Route) -> None:
     if (task.folder / TALLY).exists():
         return  # an earlier attempt was lost when its work was done
-    with placed_once(task.folder) as attempt:
+    with write_folder(task.folder, keep_first=True) as attempt:
         _route_to(attempt, task)
 
 
 def _route_to(attempt: Path, task: _Route) -> None:
     tallies = [Tally(ds=ds, quarantine=Quarantine(attempt / f"quarantine-{ds}.parquet")) for ds in task.days]
     router = Router(task.site, tallies, read_parquet(task.forgotten)["user_id"].combine_chunks())
-    shuffle = Shuffle(memory_bytes=task.memory_bytes, spill_dir=attempt)
+    shuffle = task.shuffle.fill(attempt)
     for arrival in task.arrivals:
         for rows, group in router.route(arrival):
             shuffle.add(rows, group)

@@ -9,7 +9,7 @@ import hashlib
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from pf_core.logs.quarantine import Quarantine
 from pf_core.logs.routing import Arrival, InputFile, Tally, day_number
 from pf_core.progress import report
 from pf_core.schemas import QUARANTINE_SCHEMA, raw_actions_schema
-from pf_core.storage.builds import MANIFEST, publish_build, start_build
-from pf_core.storage.files import read_json, read_parquet, remove_tree, written
+from pf_core.storage.builds import MANIFEST, building, publish_build
+from pf_core.storage.files import read_json, read_parquet, remove_tree, write_file
 from pf_core.storage.locks import exclusive
 
 Manifest = dict[str, Any]
@@ -82,7 +82,7 @@ def write_bucket(build: Path, bucket: int, actions: pa.Table, site: Site) -> dic
             actions = actions.set_column(actions.schema.get_field_index(name), name, _by_name(actions[name]))
     # Sorted ids and times shrink to their differences, and LZ4 reads three times as fast as Zstandard.
     ascending = ["ts", "user_id"] if source.user_id.type == "int" else ["ts"]
-    with written(path) as local:
+    with write_file(path) as local:
         pq.write_table(
             actions.cast(raw_actions_schema(source.user_id.type, source.pin_id.type)),
             local,
@@ -133,14 +133,13 @@ class _Day:
     files: list[dict[str, Any]] = field(default_factory=list)
     inputs: list[InputFile] = field(default_factory=list)
     neighbours: list[InputFile] = field(default_factory=list)  # other days' files that were looked through
-    is_published: bool = False
 
 
 class Partitions:
     """Consecutive days, from empty build folders to their publication."""
 
-    def __init__(self, site: Site, days: Sequence[str]) -> None:
-        self.site, self.days = site, {ds: _start_day(site, ds) for ds in days}
+    def __init__(self, site: Site, builds: Mapping[str, Path]) -> None:
+        self.site, self.days = site, {ds: _start_day(ds, build) for ds, build in builds.items()}
         self._started = time.monotonic()
 
     def note(self, arrival: Arrival) -> None:
@@ -190,21 +189,14 @@ class Partitions:
         for lost in day.build.glob(".*"):  # attempts at a bucket whose machine died
             remove_tree(lost)
         publish_build(day.build, manifest)
-        day.is_published = True
         report(
             f"raw_actions {ds}: {counts['kept']:,} actions of {counts['users']:,} users, "
             f"{counts['duplicates']:,} duplicates, {counts['quarantined']:,} quarantined"
         )
         return manifest | {"build": day.build.name}
 
-    def clean_up(self) -> None:
-        for day in self.days.values():
-            if not day.is_published:
-                remove_tree(day.build)
 
-
-def _start_day(site: Site, ds: str) -> _Day:
-    build = start_build(partition_dir(site, ds))
+def _start_day(ds: str, build: Path) -> _Day:
     return _Day(build=build, tally=Tally(ds=ds, quarantine=Quarantine(build / "quarantine.parquet")))
 
 
@@ -217,8 +209,7 @@ def making_partitions(site: Site, days: Sequence[str], tmp: Path) -> Iterator[tu
         for ds in days:
             for leftover in tmp.glob(f"raw_actions-{ds}-*"):  # of a run that was killed
                 remove_tree(leftover)
-        partitions = Partitions(site, days)
-        stack.callback(partitions.clean_up)
+        partitions = Partitions(site, {ds: stack.enter_context(building(partition_dir(site, ds))) for ds in days})
         scratch = tmp / f"raw_actions-{days[0]}-{uuid.uuid4().hex}"  # a lost task knows the old one
         scratch.mkdir(parents=True)
         stack.callback(remove_tree, scratch)

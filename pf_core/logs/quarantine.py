@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from pf_core.schemas import QUARANTINE_SCHEMA
 from pf_core.storage.cache import fetched
-from pf_core.storage.files import written
+from pf_core.storage.files import write_file
 
 _FLUSH_ROWS = 65_536
 
@@ -47,7 +47,7 @@ class Quarantine:
 
     def _write(self, rows: pa.Table) -> None:
         if self.writer is None:
-            self.writer = pq.ParquetWriter(self.place.enter_context(written(self.path)), QUARANTINE_SCHEMA)
+            self.writer = pq.ParquetWriter(self.place.enter_context(write_file(self.path)), QUARANTINE_SCHEMA)
         self.writer.write_table(rows)
 
     def close(self) -> str | None:

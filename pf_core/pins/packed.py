@@ -18,7 +18,7 @@ from pf_core.pins.features import pin_state
 from pf_core.schemas import id_arrow_type
 from pf_core.storage.arrays import NpyFile
 from pf_core.storage.cache import fetched
-from pf_core.storage.files import place, remove_tree, write_json
+from pf_core.storage.files import remove_tree, write_folder, write_json
 from pf_core.storage.locks import exclusive
 
 PIN_BATCH_ROWS = 8192
@@ -55,7 +55,7 @@ def finite_features(pins: pa.Table, ds: str) -> np.ndarray:
 
 def write_pins(site: Site, pins: Manifest, folder: Path) -> dict[str, int]:
     """Write features, ids, interests and candidates of a pin_features partition by pin id; returns the counts."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     codes: dict[str, int] = {}
     dataset = open_dataset(pin_state(site).bucket_path(0), version=pins["versions"][0])
     schema = pa.schema([("pin_id", id_arrow_type(site.source.pins.pin_id.type))])
@@ -101,17 +101,16 @@ class PackedPins:
 def pack_pins(site: Site, pins: Manifest, progress: Callable[[str], None]) -> Path:
     """The folder with the packed pins of a pin_features partition, made unless its version is there already."""
     folder = pin_state(site).root / "packed"
-    name, partial = f"v{pins['versions'][0]}", site.workspace / "pin_features" / "packed" / ".packing"
+    name = f"v{pins['versions'][0]}"
     path, used = folder / name, folder / f"{name}.json"
     with exclusive(folder, "the packed pins"):
         if not used.exists():
             progress(f"packing the features of {pins['counts']['pins']:,} pins, pin_features {pins['ds']}")
-            remove_tree(partial)
-            partial.mkdir(parents=True)
-            write_pins(site, pins, partial / "pins")
-            _hash_features(partial / "pins")
-            place(partial / "pins", path)
-            remove_tree(partial)
+            for leftover in folder.glob(".v*.tmp"):  # of a run that was killed
+                remove_tree(leftover)
+            with write_folder(path) as partial:
+                write_pins(site, pins, partial)
+                _hash_features(partial)
         write_json(used, {"last_by": pins["ds"]})
         for old in sorted(folder.glob("v*.json"), key=lambda pack: pack.stat().st_mtime_ns)[:-PACKS_KEPT]:
             old.unlink()

@@ -41,9 +41,10 @@ from pf_core.serving.index import (
     shard_path,
     used,
 )
-from pf_core.storage.builds import MANIFEST, publish_build, start_build
-from pf_core.storage.files import link_or_copy, make_durable, read_json, remove_tree, write_json, written
+from pf_core.storage.builds import MANIFEST, building, publish_build
+from pf_core.storage.files import link_or_copy, make_durable, read_json, remove_tree, write_file, write_json
 from pf_core.storage.locks import exclusive
+from pf_core.storage.retention import keep_newest, refuse_expired
 
 JUDGED_AT = 10
 
@@ -57,12 +58,8 @@ def build_index_days(
 ) -> Iterator[Manifest]:
     """Build, judge and publish the indexes of ascending days; yields each manifest."""
     root, num_kept = index_dir(site, days[0]).parent, site.serving.index.retention_days
-    first_kept = sorted({*_published(root), *days})[-num_kept:][0]
-    if days[-1] < first_kept:
-        raise PipelineError(
-            f"pin_index {days[-1]} is older than the {num_kept} days that are kept (from {first_kept} on): "
-            "raise serving.index.retention_days in the site file to build it"
-        )
+    setting = "serving.index.retention_days"
+    refuse_expired("pin_index", days, existing=_published(root), num_days=num_kept, setting=setting)
     with exclusive(root, "pin_index"):
         for ds in days:
             manifest = _build_day(site, ds, engine, progress)
@@ -91,8 +88,7 @@ def _build_day(site: Site, ds: str, engine: Engine, progress: Callable[[str], No
     linking = {"links": config.links, "ef_construction": config.ef_construction, "num_shards": config.num_shards}
     graph = digest_of({"pin_embeddings": pins["digest"], **linking})
     started = time.monotonic()
-    build = start_build(index_dir(site, ds))
-    try:
+    with building(index_dir(site, ds)) as build:
         pins_of_shard = _share_graph(build, graph, progress) or _write_graph(site, ds, build, engine, progress)
         manifest: Manifest = {
             "ds": ds,
@@ -111,9 +107,6 @@ def _build_day(site: Site, ds: str, engine: Engine, progress: Callable[[str], No
         manifest["seconds"] = time.monotonic() - started
         write_json(build / DESCRIPTION, manifest)
         make_durable(build)
-    except BaseException:
-        remove_tree(build)
-        raise
     publish_build(build, manifest)
     progress(
         f"pin_index {ds}: {manifest['counts']['pins']:,} pins, recall@{JUDGED_AT} {manifest['recall_at_10']:.4f} "
@@ -128,10 +121,9 @@ def _published(root: Path) -> list[str]:
 
 def _retain(root: Path, num_days: int) -> None:
     """Remove all but the newest days, and what builds that never were published left behind."""
-    kept = _published(root)[-num_days:]
+    keep_newest([root / ds for ds in _published(root)], num_days, description=MANIFEST)
     for partition in root.glob("????-??-??"):
-        if partition.name not in kept:
-            (partition / MANIFEST).unlink(missing_ok=True)
+        if not (partition / MANIFEST).exists():
             remove_tree(partition)
 
 
@@ -196,7 +188,7 @@ def _link_shard(task: _ShardTask) -> None:
                 f"pin_index {task.ds}, shard {task.number}: {num_linked:,} of {task.num_pins:,} pins linked, "
                 f"{num_linked / (told - started):,.0f} a second"
             )
-    with written(task.path) as path:
+    with write_file(task.path) as path:
         graph.save_index(str(path))
 
 
@@ -204,7 +196,7 @@ def _write_pins(dataset: lance.LanceDataset, path: Path, num_shards: int) -> np.
     """Write ids and interests; returns the shard of each pin."""
     schema = pa.schema([dataset.schema.field(name) for name in ("pin_id", "interest")])
     shards = []
-    with written(path) as local, pa.ipc.new_file(local, schema) as writer:
+    with write_file(path) as local, pa.ipc.new_file(local, schema) as writer:
         for batch in dataset.to_batches(columns=schema.names, batch_size=CHUNK_ROWS):
             writer.write_batch(batch)
             shards.append(bucket_of(batch["pin_id"], num_shards))

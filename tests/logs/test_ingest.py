@@ -8,6 +8,7 @@ import pytest
 
 from pf_core.config.source import Positive
 from pf_core.days import ds_range, shift_ds
+from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
 from pf_core.logs.checks import judge_late_rows
 from pf_core.logs.partition import partition_dir, read_manifest, read_quarantine
@@ -248,8 +249,8 @@ def test_gaps_in_a_range_are_refused(small_site: MakeSite) -> None:
 
 
 def test_a_log_larger_than_the_memory_budget(small_site: MakeSite) -> None:
-    roomy, tight = small_site(), small_site(memory_mb=64)
-    tight.site = tight.site.model_copy(update={"engine": tight.site.engine.model_copy(update={"memory_mb": 1})})
+    roomy, tight = small_site(), small_site()
+    tight.engine = LocalEngine(num_workers=1, memory_mb=1, temp_dir=tight.root / "tmp")
     for site in (roomy, tight):
         site.write_log(DAYS[0], [(u % 97, f"p{u % 31}", u * 0.7, "look") for u in range(30_000)])
     [expected], [manifest] = roomy.ingest(DAYS[:1]), tight.ingest(DAYS[:1])

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from pf_core.days import ds_range, ds_start_us
+from pf_core.engine.local import LocalEngine
 from pf_core.logs import ingest
 from pf_core.logs.ingest import TASKS_PER_WORKER, _share_files
 from pf_core.logs.routing import Arrival
-from pf_core.storage.files import placed_once
+from pf_core.storage.files import write_folder
 from tests.support.ingestion import outcome, write_parts
 from tests.support.scattered import LostError, ScatteredEngine
 from tests.support.sites import START, Row, SmallSite
@@ -34,10 +35,12 @@ def line(user: object, pin: str, second: float, event: str = "look", place: str 
     return f"{user},{pin},{ds_start_us(START) + round(second * 1e6)},{event},{place},2.5"
 
 
-def both_ways(site: SmallSite, days: Sequence[str], num_workers: int = 2) -> tuple[dict[str, Any], ScatteredEngine]:
+def both_ways(
+    site: SmallSite, days: Sequence[str], num_workers: int = 2, memory_mb: int = 256
+) -> tuple[dict[str, Any], ScatteredEngine]:
     """Ingests in one task, then shared; asserts that nothing tells them apart."""
     alone = outcome(site, days)
-    local, engine = site.engine, ScatteredEngine(num_workers=num_workers)
+    local, engine = site.engine, ScatteredEngine(num_workers=num_workers, memory_mb=memory_mb)
     site.engine = engine
     shared = outcome(site, days)
     site.engine = local
@@ -106,10 +109,10 @@ def test_categories_that_the_log_names_itself(small_site: MakeSite) -> None:
 
 def test_more_than_memory_holds(small_site: MakeSite) -> None:
     site = small_site(path="logs/{ds}/*.parquet")
-    site.site = site.site.model_copy(update={"engine": site.site.engine.model_copy(update={"memory_mb": 1})})
+    site.engine = LocalEngine(num_workers=1, memory_mb=1, temp_dir=site.root / "tmp")
     parts = [[(u % 97, f"p{u % 31}", u * 0.7, "look") for u in range(n * 10_000, (n + 2) * 10_000)] for n in range(3)]
     write_parts(site, DAYS[0], parts)
-    came, _ = both_ways(site, DAYS[:1])
+    came, _ = both_ways(site, DAYS[:1], memory_mb=1)
     assert came["manifests"][DAYS[0]]["counts"]["duplicates"] > 0
 
 
@@ -152,7 +155,7 @@ def test_a_long_range_is_shared_a_few_days_at_a_time(small_site: MakeSite, monke
     assert len(engine.num_tasks) == 2 * 2
 
 
-@pytest.mark.parametrize("step", ["write_json", "placed_once", "make_bucket"])
+@pytest.mark.parametrize("step", ["write_json", "write_folder", "make_bucket"])
 def test_a_machine_that_dies_changes_nothing(small_site: MakeSite, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Before its counts are written, after everything is done, and with a bucket written but not in its place."""
     site = small_site(path="logs/{ds}/*.parquet", late_days=1, timelines={"num_buckets": 5})
@@ -171,14 +174,14 @@ def test_a_machine_that_dies_changes_nothing(small_site: MakeSite, monkeypatch: 
         return result
 
     @contextlib.contextmanager
-    def place_and_die_sometimes(target: Path) -> Iterator[Path]:
-        with placed_once(target) as folder:
+    def write_and_die_sometimes(target: Path, *, keep_first: bool) -> Iterator[Path]:
+        with write_folder(target, keep_first=keep_first) as folder:
             yield folder
         die_sometimes()
 
-    if step == "placed_once":
+    if step == "write_folder":
         whole = bool
-        monkeypatch.setattr(ingest, step, place_and_die_sometimes)
+        monkeypatch.setattr(ingest, step, write_and_die_sometimes)
     else:
         monkeypatch.setattr(ingest, step, die_sometimes)
     engine = ScatteredEngine()
@@ -189,8 +192,8 @@ def test_a_machine_that_dies_changes_nothing(small_site: MakeSite, monkeypatch: 
 
 def test_of_two_attempts_at_once_the_first_stays(tmp_path: Path) -> None:
     target = tmp_path / "whole"
-    with placed_once(target) as second:
-        with placed_once(target) as first:
+    with write_folder(target, keep_first=True) as second:
+        with write_folder(target, keep_first=True) as first:
             (first / "content").write_text("first")
         (second / "content").write_text("second")
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
