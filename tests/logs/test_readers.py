@@ -1,6 +1,8 @@
 """Foreign files as batches: every row comes out once, under the number that an editor shows."""
 
 import gzip
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,12 @@ def written(path: Path, content: str | bytes) -> Path:
     data = content.encode() if isinstance(content, str) else content
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
+
+
+def test_the_module_imports_all_that_it_uses() -> None:
+    """In a new interpreter: in this one, other modules may have imported pyarrow.csv already."""
+    check = "import sys, pf_core.logs.readers; assert {'pyarrow.csv', 'pyarrow.parquet'} <= sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", check], check=True)
 
 
 # CSV
