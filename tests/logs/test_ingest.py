@@ -165,7 +165,7 @@ def test_a_mapping_that_fits_no_row_is_an_error_and_publishes_nothing(small_site
     with pytest.raises(PipelineError, match=r"not one of the 2 rows .*row 1: action_type: unknown value"):
         site.ingest(DAYS[:1])
     assert read_manifest(site.site, DAYS[0]) is None
-    assert list(partition_dir(site.site, DAYS[0]).glob("[!.]*")) == []
+    assert list(partition_dir(site.site.directory, DAYS[0]).glob("[!.]*")) == []
 
 
 def test_a_missing_day_is_an_error_and_an_empty_one_is_a_partition(small_site: MakeSite) -> None:
@@ -182,11 +182,11 @@ def test_a_truncated_file_leaves_the_old_partition(small_site: MakeSite) -> None
     site = small_site()
     path = site.write_log(DAYS[0], [(1, "p", 1.0, "look")])
     site.ingest(DAYS[:1])
-    before = read_json(partition_dir(site.site, DAYS[0]) / MANIFEST)
+    before = read_json(partition_dir(site.site.directory, DAYS[0]) / MANIFEST)
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(PipelineError, match=r"2026-01-01\.parquet cannot be read as parquet"):
         site.ingest(DAYS[:1])
-    assert read_json(partition_dir(site.site, DAYS[0]) / MANIFEST) == before
+    assert read_json(partition_dir(site.site.directory, DAYS[0]) / MANIFEST) == before
     assert len(site.actions(DAYS[0])) == 1
 
 
@@ -197,7 +197,10 @@ def test_rerunning_gives_the_same_bytes_and_keeps_one_build(small_site: MakeSite
     [second] = site.ingest(DAYS[:1])
     assert second["files"] == first["files"]
     assert second["build"] != first["build"]
-    assert sorted(p.name for p in partition_dir(site.site, DAYS[0]).glob("[!.]*")) == [second["build"], MANIFEST]
+    assert sorted(p.name for p in partition_dir(site.site.directory, DAYS[0]).glob("[!.]*")) == [
+        second["build"],
+        MANIFEST,
+    ]
 
 
 def test_forgotten_users_stay_out_and_are_counted(small_site: MakeSite) -> None:
@@ -233,7 +236,7 @@ def test_late_rows_that_wait_for_their_day_are_seen(small_site: MakeSite) -> Non
     [second] = site.ingest(DAYS[1:2])
     verdict = judge_late_rows(site.site, second)
     assert not verdict.passed
-    assert "1 rows belong to 2026-01-01, ingested before they arrived; take them in with: pf repair" in verdict.reason
+    assert "1 rows belong to 2026-01-01, ingested before they arrived; ingest them with: pf repair" in verdict.reason
     assert verdict.reason.endswith("--since 2026-01-02 --until 2026-01-02")
     site.ingest(DAYS[:2])
     assert sorted(row[2] for row in site.actions(DAYS[0])) == ["late", "p"]
@@ -272,7 +275,7 @@ def test_files_are_plain_parquet(small_site: MakeSite) -> None:
     site = small_site()
     site.write_log(DAYS[0], [(1, "p", 1.0, "look")])
     [manifest] = site.ingest(DAYS[:1])
-    path = partition_dir(site.site, DAYS[0]) / manifest["build"] / manifest["files"][0]["name"]
+    path = partition_dir(site.site.directory, DAYS[0]) / manifest["build"] / manifest["files"][0]["name"]
     assert pq.read_schema(path).names == ["user_id", "ts", "pin_id", "action_type", "surface", "duration_s"]
 
 
@@ -296,7 +299,7 @@ def test_a_second_writer_of_a_day_is_told_to_wait(small_site: MakeSite) -> None:
     site = small_site()
     for offset, ds in enumerate(DAYS[:2]):
         site.write_log(ds, [(1, "p", offset * DAY_S + 1.0, "look")])
-    with exclusive(partition_dir(site.site, DAYS[0]), "raw_actions"):
+    with exclusive(partition_dir(site.site.directory, DAYS[0]), "raw_actions"):
         with pytest.raises(PipelineError, match="another run is writing raw_actions 2026-01-01"):
             site.ingest(DAYS[:2])
         assert len(site.ingest(DAYS[1:2])) == 1

@@ -1,16 +1,18 @@
 """A day that machines share comes out as from one task: bytes, counts, rejects and errors."""
 
 import contextlib
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pf_core.config.site import Site
 from pf_core.days import ds_range, ds_start_us
 from pf_core.logs import ingest
 from pf_core.logs.ingest import TASKS_PER_WORKER, _share_files
-from pf_core.logs.routing import Arrival
+from pf_core.logs.routing import Arrival, InputFile
 from pf_core.storage.files import placed_once
 from tests.support.ingestion import outcome, write_parts
 from tests.support.scattered import LostError, ScatteredEngine
@@ -143,6 +145,18 @@ def test_an_undated_log_without_files_or_times(small_site: MakeSite) -> None:
     assert "b.csv: no row has a valid time; row 2" in both_ways(site, DAYS[:1])[0]["told"]
 
 
+class RecordingEngine(ScatteredEngine):
+    """Keeps the bytes of every task that it sends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks: list[bytes] = []
+
+    def _attempt(self, packed: bytes) -> bytes:
+        self.tasks.append(packed)
+        return super()._attempt(packed)
+
+
 def test_a_long_range_is_shared_a_few_days_at_a_time(small_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest, "DAYS_SHARED_AT_A_TIME", 3)
     site = small_site(path="logs/{ds}/*.parquet", late_days=1)
@@ -152,7 +166,7 @@ def test_a_long_range_is_shared_a_few_days_at_a_time(small_site: MakeSite, monke
     assert len(engine.num_tasks) == 2 * 2
 
 
-@pytest.mark.parametrize("step", ["write_json", "placed_once", "make_bucket"])
+@pytest.mark.parametrize("step", ["write_json", "placed_once", "write_bucket"])
 def test_a_machine_that_dies_changes_nothing(small_site: MakeSite, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Before its counts are written, after everything is done, and with a bucket written but not in its place."""
     site = small_site(path="logs/{ds}/*.parquet", late_days=1, timelines={"num_buckets": 5})
@@ -206,10 +220,25 @@ def test_what_a_killed_run_left_is_removed(small_site: MakeSite) -> None:
     both_ways(site, DAYS[:2])
 
 
+@pytest.mark.parametrize("spans_machines", [True, False])
+def test_no_task_carries_a_secret_of_the_site_file(small_site: MakeSite, spans_machines: bool) -> None:
+    site = small_site()
+    store = {"kind": "redis", "url": "redis://:open-sesame@localhost:6379/0"}
+    site.site = Site.model_validate(site.site.model_dump(by_alias=True) | {"serving": {"store": store}})
+    assert b"open-sesame" in pickle.dumps(site.site)
+    engine = RecordingEngine()
+    engine.spans_machines = spans_machines
+    site.engine = engine
+    site.write_log(DAYS[0], [(1, "p", 1.0, "look")])
+    site.ingest(DAYS[:1])
+    assert len(engine.tasks) >= (2 if spans_machines else 1)  # routing and gathering, or whole days
+    assert not any(b"open-sesame" in packed for packed in engine.tasks)
+
+
 def test_files_are_shared_by_size_and_stay_in_order() -> None:
     sizes = [100, 1, 1, 1, 97, 0, 0, 50, 48, 100]  # together 4 * 100; a file counts for one byte at least
     arrivals = [
-        Arrival(ds=ds, files=[{"path": f"{ds}/{n}", "num_bytes": sizes[n]} for n in numbers])
+        Arrival(ds=ds, files=[InputFile(path=f"{ds}/{n}", num_bytes=sizes[n], changed=0) for n in numbers])
         for ds, numbers in (("a", range(5)), ("b", range(0)), ("c", range(5, 10)))
     ]
     shares = _share_files(arrivals, 4)

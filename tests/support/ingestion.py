@@ -24,9 +24,9 @@ def outcome(site: SmallSite, days: Sequence[str]) -> dict[str, Any]:
     assert list((site.site.directory / "tmp").glob("raw_actions-*")) == []
     for ds, manifest in manifests.items():
         builds = [] if manifest is None else [manifest["build"], "manifest.json"]
-        assert sorted(path.name for path in partition_dir(site.site, ds).glob("[!.]*")) == builds
+        assert sorted(path.name for path in partition_dir(site.site.directory, ds).glob("[!.]*")) == builds
         if manifest is not None:
-            names = [path.name for path in (partition_dir(site.site, ds) / manifest["build"]).iterdir()]
+            names = [path.name for path in (partition_dir(site.site.directory, ds) / manifest["build"]).iterdir()]
             rejects = [manifest["quarantine_file"]] if manifest["quarantine_file"] else []
             assert sorted(names) == sorted([entry["name"] for entry in manifest["files"]] + rejects)
     return {
