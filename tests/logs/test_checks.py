@@ -1,4 +1,4 @@
-"""Judgements of a day's log: each passes on a good manifest and fails on a doctored one."""
+"""Data checks of raw_actions: each passes on a good manifest and fails on a doctored one."""
 
 from pathlib import Path
 from typing import Any

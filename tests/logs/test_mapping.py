@@ -1,4 +1,4 @@
-"""Foreign rows to contract rows: every value by hand, every reject with its reason, no row lost."""
+"""Mapping of foreign rows to contract rows: expected values by hand, a reason for every reject, no row lost."""
 
 import json
 from datetime import UTC, date, datetime
@@ -393,7 +393,7 @@ def rules(*entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def matches(column: Any, condition: Any) -> list[bool]:
-    """For which values does the condition hold?"""
+    """Return for which values the condition holds."""
     field = rules({"is": "yes", "when": {"x": condition}}, {"is": "no"})
     mapped = map_columns({"x": column}, action_type=field)
     return [value == "yes" for value in mapped.actions["action_type"].to_pylist()]
