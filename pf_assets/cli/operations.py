@@ -90,7 +90,7 @@ def show_recommendations(site: Site, user: str, *, k: int, recent: int) -> None:
     from pf_core.serving.client import Serving
 
     release = Serving(site).release()
-    user_id = parse_user_id(site, user)
+    user_id = parse_user_id(user, site.source.actions.user_id.type)
     hits = release.recommend(user_id, k=k)
     manifest = release.manifest
     typer.secho(f"user {user} in release {manifest['release']} (model {manifest['model_version']})", bold=True)
@@ -201,7 +201,7 @@ def forget(users: Annotated[list[str], typer.Argument(help="user ids, as the log
     site = current_site()
     if site.deletion_list is None:
         raise PipelineError("the site file names no deletion_list: add `deletion_list: forget.txt` to it")
-    ids = [parse_user_id(site, user) for user in users]
+    ids = [parse_user_id(user, site.source.actions.user_id.type) for user in users]
     known = set(read_deletion_list(site).to_pylist())
     added = [user_id for user_id in dict.fromkeys(ids) if user_id not in known]
     _append_lines(path_of(site.deletion_list), [str(user_id) for user_id in added])

@@ -41,7 +41,7 @@ def describe_raw_actions(site: Site, manifest: Mapping[str, Any]) -> Metadata:
         "rows_outside_site_days": manifest["outside_site_days"],
         "bytes": num_bytes,
         "seconds": manifest["seconds"],
-        "path": dg.MetadataValue.path(str(raw_actions.partition_dir(site, ds) / manifest["build"])),
+        "path": dg.MetadataValue.path(str(raw_actions.partition_dir(site.directory, ds) / manifest["build"])),
         "dagster/row_count": counts["kept"],
     }
 

@@ -282,5 +282,5 @@ def test_raw_actions_are_where_the_page_says(site: Site, instance: dg.DagsterIns
     assert run(site, instance, START, assets=("raw_actions",)).success
     manifest = read_manifest(site, START)
     assert manifest is not None
-    folder = partition_dir(site, START) / manifest["build"]
+    folder = partition_dir(site.directory, START) / manifest["build"]
     assert sum(pq.read_metadata(path).num_rows for path in folder.glob("bucket-*")) == manifest["counts"]["kept"]
