@@ -15,7 +15,8 @@ from pf_assets.launch.training import model_tags, source_tags, train_planned
 from pf_assets.metadata.model import describe_model, describe_training_set, plot_training
 from pf_assets.metadata.pages import save_figure
 from pf_assets.settings import TRAINING_POOL, mlflow_server, start_engine
-from pf_assets.tracking.tracking import TrackedRun, Tracking, run_url
+from pf_assets.tracking.runs import TrackedRun, run_url
+from pf_assets.tracking.tracking import Tracking
 from pf_core.config.site import Site
 from pf_core.hashing import is_held_out
 from pf_core.storage.builds import MANIFEST

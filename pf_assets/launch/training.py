@@ -11,7 +11,7 @@ import dagster as dg
 from pf_assets.launch.processes import run_ranks
 from pf_assets.launch.train_job import TrainJob
 from pf_assets.settings import REPOSITORY
-from pf_assets.tracking.tracking import TrackedRun, Tracking, git_commit
+from pf_assets.tracking.runs import RunStore, TrackedRun, git_commit
 from pf_core.config.site import Site
 from pf_core.storage.files import write_json
 from pf_core.training.plan import Measurement, PlannedModel
@@ -23,7 +23,7 @@ OBSERVED = ("loss", "recall_at_10", "temperature", "examples_per_s", "data_wait_
 
 
 def train_planned(
-    context: dg.AssetExecutionContext, site: Site, plan: PlannedModel, tracking: Tracking, run: TrackedRun
+    context: dg.AssetExecutionContext, site: Site, plan: PlannedModel, tracking: RunStore, run: TrackedRun
 ) -> None:
     """Train what is not trained yet; afterwards the run in MLflow has the whole history."""
     if not plan.is_trained:
@@ -73,7 +73,7 @@ class _Curve:
     """Measurements as they come: all of them to MLflow, a few as observations, which Dagster plots over time."""
 
     def __init__(
-        self, context: dg.AssetExecutionContext, tracking: Tracking, run: TrackedRun, *, num_steps: int
+        self, context: dg.AssetExecutionContext, tracking: RunStore, run: TrackedRun, *, num_steps: int
     ) -> None:
         self._context, self._tracking, self._run = context, tracking, run
         self._num_steps = num_steps

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pf_assets.settings import mlflow_server
-from pf_assets.tracking.tracking import RegisteredModel, Tracking, run_url
+from pf_assets.tracking.runs import run_url
+from pf_assets.tracking.tracking import RegisteredModel, Tracking
 from pf_core.config.site import Site
 from pf_core.embeddings.tables import embedding_state
 from pf_core.errors import PipelineError
