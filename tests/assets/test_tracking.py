@@ -255,4 +255,4 @@ def test_artifact_uris_are_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     local = Path("/data/my models/a")
     assert artifact_path(local.as_uri()) == artifact_path(str(local)) == local
     monkeypatch.setattr(runs, "path_of", PurePosixPath)  # s3fs is an extra
-    assert artifact_path("s3://bucket/data/a") == PurePosixPath("s3://bucket/data/a"), "no part of it is lost"
+    assert str(artifact_path("s3://bucket/data/a")) == str(PurePosixPath("s3://bucket/data/a"))
