@@ -21,6 +21,9 @@ ENGINE_POOL = "engine"
 TRAINING_POOL = "training"
 """Pool of the training set and the models trained on it: one run at a time, so that the set stays as it is."""
 
+YESTERDAY = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
+"""Dependency of a daily asset on the day before."""
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 DEMO_SITE = REPOSITORY / "dagster_home" / "demo.yaml"

@@ -7,7 +7,7 @@ import dagster as dg
 from pf_assets.metadata.check_results import asset_check_result
 from pf_assets.metadata.logs import describe_pin_features, describe_raw_actions
 from pf_assets.metadata.pages import column_schema, record_days
-from pf_assets.settings import ENGINE_POOL, daily_partitions, days_to_check, start_engine
+from pf_assets.settings import ENGINE_POOL, YESTERDAY, daily_partitions, days_to_check, start_engine
 from pf_core.config.site import Site
 from pf_core.config.source import LearnedVectors
 from pf_core.logs.checks import judge_late_rows, judge_quarantine, judge_volume, trailing_manifests
@@ -59,8 +59,7 @@ def pin_features_asset(site: Site) -> dg.AssetsDefinition:
     learns = isinstance(site.source.pins.vectors, LearnedVectors)
     deps: list[dg.AssetDep] = []
     if site.source.pins.is_incremental:
-        yesterday = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
-        deps.append(dg.AssetDep("pin_features", partition_mapping=yesterday))
+        deps.append(dg.AssetDep("pin_features", partition_mapping=YESTERDAY))
     if learns:
         deps.append(dg.AssetDep("raw_actions"))
 

@@ -63,10 +63,10 @@ def pin_index_asset(site: Site) -> dg.AssetsDefinition:
         },
     )
     def pin_index(context: dg.AssetExecutionContext) -> None:
-        """The candidate pins as an HNSW graph, which finds the nearest pins of a user in a millisecond (section 3.6).
+        """The candidate pins as an HNSW graph, which finds the nearest pins of a user in a millisecond.
 
-        The search effort (`ef`) is raised until sampled users of the day's snapshot find what exact search finds. Of a
-        range of days, only the newest is indexed, because only that one is released.
+        The search effort (`ef`) is raised until sampled users of the day's snapshot find what exact search finds. A run
+        over several days indexes only the newest, because only that one is released (paper, section 3.6).
         """
         from pf_core.serving.build_index import build_index_days  # brings torch, which takes seconds
 
@@ -95,7 +95,7 @@ def release_asset(site: Site) -> dg.AssetsDefinition:
         """What services read: the users' store and the pin index of one day and one model, published together.
 
         It is built and verified before it becomes the current release, in one step; previous releases are kept, so that
-        a rollback takes an instant. Of a range of days, only the newest is released.
+        a rollback takes an instant. A run over several days releases only the newest.
         """
         from pf_core.serving.publish import publish_release
 

@@ -7,7 +7,7 @@ import dagster as dg
 from pf_assets.metadata.check_results import asset_check_result
 from pf_assets.metadata.pages import column_schema, record_days
 from pf_assets.metadata.timelines import describe_user_timelines
-from pf_assets.settings import ENGINE_POOL, daily_partitions, days_to_check, start_engine
+from pf_assets.settings import ENGINE_POOL, YESTERDAY, daily_partitions, days_to_check, start_engine
 from pf_core.check_result import CheckResult
 from pf_core.config.site import Site
 from pf_core.logs.deletion_list import read_deletion_list
@@ -34,9 +34,7 @@ def user_timelines_asset(site: Site) -> dg.AssetsDefinition:
         pool=ENGINE_POOL,
         deps=[
             dg.AssetDep("raw_actions"),
-            dg.AssetDep(
-                "user_timelines", partition_mapping=dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
-            ),
+            dg.AssetDep("user_timelines", partition_mapping=YESTERDAY),
         ],
         kinds={"lance"},
         metadata={
@@ -47,11 +45,11 @@ def user_timelines_asset(site: Site) -> dg.AssetsDefinition:
         },
     )
     def user_timelines(context: dg.AssetExecutionContext, config: TimelineRun) -> None:
-        """Every user's actions of the trailing window in one row, in ascending order, as of the day (section 3.5).
+        """Every user's actions of the trailing window in one row, in ascending order, as of the day.
 
         Training samples its examples from these rows, and inference reads the newest actions of a user from one row
         instead of from a year of logs. A day is built from the day before by updating the users who were active; the
-        result equals a rebuild from the logs.
+        result equals a rebuild from the logs (paper, section 3.5).
         """
         with start_engine(site) as engine:
             manifests = build_timelines(

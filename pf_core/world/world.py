@@ -87,7 +87,7 @@ class World:
         """Return one row for each index; indices may repeat and be of any chunk."""
         index = np.asarray(user_index, dtype=np.int64)
         if index.size and not 0 <= index.min() <= index.max() < self.config.num_users:
-            raise ValueError(f"user indices must lie in [0, {self.config.num_users})")
+            raise ValueError(f"user indices must be in [0, {self.config.num_users})")
         chunk_of = index // self.config.users_per_chunk
         if not index.size:
             return take(self.users(0), index)
