@@ -13,7 +13,8 @@ import dagster as dg
 from pf_assets.metadata.evaluation import FIGURE, describe_evaluation, plot_by_day
 from pf_assets.metadata.pages import save_figure
 from pf_assets.settings import TRAINING_POOL, mlflow_server
-from pf_assets.tracking.tracking import Promotion, RegisteredModel, Tracking, run_url
+from pf_assets.tracking.runs import run_url
+from pf_assets.tracking.tracking import Promotion, RegisteredModel, Tracking
 from pf_core.config.site import Site
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.evaluation.scores import recall_by_day

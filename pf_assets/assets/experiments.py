@@ -17,7 +17,7 @@ from pf_assets.metadata.model import plot_training
 from pf_assets.metadata.pages import Metadata, picture, save_figure, table
 from pf_assets.settings import TRAINING_POOL, mlflow_server
 from pf_assets.tracking.experiment_store import ExperimentStore
-from pf_assets.tracking.tracking import TrackedRun, run_url
+from pf_assets.tracking.runs import TrackedRun, run_url
 from pf_core.config.site import Site
 from pf_core.experiments.plan import (
     JUDGEMENT,

@@ -32,7 +32,8 @@ from pf_assets.cli.preparation import missing_days, write_world
 from pf_assets.cli.promotion import promote
 from pf_assets.schedules import DAILY_ASSETS, KEEP_MODEL, morning_days
 from pf_assets.settings import DEMO_SITE, REPOSITORY, current_site, dagster_home, mlflow_server
-from pf_assets.tracking.tracking import TrackedRun, Tracking, run_url
+from pf_assets.tracking.runs import TrackedRun, run_url
+from pf_assets.tracking.tracking import Tracking
 from pf_core.config.site import Site, load_site
 from pf_core.days import ds_range, shift_ds
 from pf_core.embeddings.snapshot import read_snapshot

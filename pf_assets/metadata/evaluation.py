@@ -1,4 +1,4 @@
-"""What a person sees of an evaluation: who did how well, at which frequency, for which action type, how long after."""
+"""Metadata of offline_evaluation: metrics by model, embedding frequency and action type, and recall by day."""
 
 from collections.abc import Mapping
 from pathlib import Path

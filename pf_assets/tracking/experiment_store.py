@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pf_assets.tracking.tracking import TrackedRun, Tracking, flatten
+from pf_assets.tracking.runs import RunStore, TrackedRun, flatten
 from pf_core.config.site import Site
 from pf_core.errors import PipelineError
 from pf_core.evaluation.scores import Scores, read_scores
@@ -70,7 +70,7 @@ class StoredResults:
         return {recipe: [outcome.scores() for outcome in seeds] for recipe, seeds in self.outcomes.items()}
 
 
-class ExperimentStore(Tracking):
+class ExperimentStore(RunStore):
     """The same MLflow store as the models', another experiment."""
 
     def __init__(self, site: Site) -> None:
