@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from pf_assets.report.figures import Point, plot_cost, plot_density, plot_section, plot_staleness
 from pf_assets.report.markdown import to_markdown
-from pf_assets.report.page import PAGE
 from pf_assets.report.views import MARKS, Picture, Report, SectionView, view_claim, view_table
 from pf_core.config.training import ModelConfig, TrainConfig, demo
 from pf_core.experiments.bootstrap import MARGIN, NUM_DRAWS, ClaimVerdict, Interval, Resampled, judge
@@ -32,6 +31,9 @@ from pf_core.experiments.tables import Section
 from pf_core.model.flops import flops_per_user
 
 DPI = 120
+
+PAGE = "page.html.j2"
+"""The template of the page, in this folder: loops and conditions, no other logic."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +98,15 @@ def build_report(results: Results, facts: ReportFacts) -> Report:
 
 
 def render_html(report: Report) -> str:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(PAGE).render(report=report, marks=MARKS)
+    """Return the report as one HTML page that needs no network."""
+    environment = Environment(
+        loader=PackageLoader("pf_assets", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(PAGE).render(report=report, marks=MARKS)
 
 
 def render_markdown(report: Report, figure_dir: Path) -> str:
