@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pf_core.evaluation.discovery import on_new_pins
-from pf_core.evaluation.embedders import BASELINES, Contender, open_model
-from pf_core.evaluation.protocol import judge, recall_by_density
+from pf_core.evaluation.embedders import BASELINE_EMBEDDERS, QueryEmbedder, open_model_embedder
+from pf_core.evaluation.protocol import recall_by_density, score_embedder
 from pf_core.evaluation.question import Question
 from pf_core.evaluation.summary import summarize
 from pf_core.experiments.plan import JUDGEMENT, SCORES, PlannedSeed, has_content_noise
@@ -26,19 +26,19 @@ def judge_experiment(plan: PlannedSeed, question: Question, *, progress: Callabl
     """Judge the trained model or the baseline of `plan`, write scores and judgement, and return the judgement."""
     started = time.monotonic()
     if plan.model is None:
-        contender = BASELINES[plan.experiment.name](question)
+        embedder = BASELINE_EMBEDDERS[plan.experiment.name](question)
     else:
-        contender = open_model(question, plan.run_dir / "model", name=plan.title)
-    scores = judge(question, contender, plan.title, frequencies=plan.experiment.frequencies, progress=progress)
+        embedder = open_model_embedder(question, plan.run_dir / "model", name=plan.title)
+    scores = score_embedder(question, embedder, plan.title, frequencies=plan.experiment.frequencies, progress=progress)
     plan.run_dir.mkdir(parents=True, exist_ok=True)
     scores.write(plan.run_dir / SCORES)
     by_density, beside_rivals = {}, {}
     if COMPARED in plan.experiment.sets:
-        by_density = recall_by_density(question, contender, plan.title, progress=progress)
+        by_density = recall_by_density(question, embedder, plan.title, progress=progress)
     if has_content_noise(plan.experiment):
         beside_rivals = {
-            "all positives": _judge_beside_rivals(question, contender, progress),
-            "positives on pins new to the user": _judge_beside_rivals(on_new_pins(question), contender, progress),
+            "all positives": _judge_beside_rivals(question, embedder, progress),
+            "positives on pins new to the user": _judge_beside_rivals(on_new_pins(question), embedder, progress),
         }
     judgement: dict[str, Any] = {
         "recipe": plan.experiment.name,
@@ -62,7 +62,7 @@ def judge_experiment(plan: PlannedSeed, question: Question, *, progress: Callabl
 
 
 def _judge_beside_rivals(
-    question: Question, contender: Contender, progress: Callable[[str], None]
+    question: Question, embedder: QueryEmbedder, progress: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
-    contenders = {BASE: contender} | {name: BASELINES[name](question) for name in RIVALS}
-    return {name: recall_by_density(question, each, name, progress=progress) for name, each in contenders.items()}
+    embedders = {BASE: embedder} | {name: BASELINE_EMBEDDERS[name](question) for name in RIVALS}
+    return {name: recall_by_density(question, each, name, progress=progress) for name, each in embedders.items()}
