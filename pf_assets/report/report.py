@@ -21,8 +21,9 @@ from pf_assets.report.figures import Point, plot_cost, plot_density, plot_sectio
 from pf_assets.report.markdown import to_markdown
 from pf_assets.report.views import MARKS, Picture, Report, SectionView, view_claim, view_table
 from pf_core.config.training import ModelConfig, TrainConfig, demo
-from pf_core.experiments.bootstrap import MARGIN, NUM_DRAWS, ClaimVerdict, Interval, Resampled, judge
-from pf_core.experiments.claims import HIDDEN_DIMS, LAYERS, LONGER_RECIPES, Results, of_capacity, of_length
+from pf_core.experiments.bootstrap import MARGIN, NUM_DRAWS, ClaimVerdict, Interval, Resampled, assess_claim
+from pf_core.experiments.claims import LONGER_RECIPES, Results
+from pf_core.experiments.families import HIDDEN_DIMS, LAYERS, recipe_of_capacity, recipes_by_length
 from pf_core.experiments.paper_claims import all_claims
 from pf_core.experiments.paper_tables import paper_sections
 from pf_core.experiments.quantities import Metric
@@ -76,7 +77,7 @@ class ReportFacts:
 
 def build_report(results: Results, facts: ReportFacts) -> Report:
     base, resampled = _base_model(facts), Resampled(results)
-    verdicts = [judge(claim, resampled) for claim in all_claims(base, results.tasks)]
+    verdicts = [assess_claim(claim, resampled) for claim in all_claims(base, results.tasks)]
     sections = [_view_section(section, resampled, verdicts, facts) for section in paper_sections(base, results.tasks)]
     staleness, cost = _staleness(resampled), _cost(base, resampled, facts)
     counts = Counter(judged.verdict for judged in verdicts if not judged.claim.is_ours)
@@ -191,9 +192,11 @@ def _staleness(resampled: Resampled) -> SectionView:
 def _cost(base: ModelConfig, resampled: Resampled, facts: ReportFacts) -> SectionView:
     families = {
         "capacity": {
-            f"{layers}×{hidden}": of_capacity(base, layers, hidden) for layers in LAYERS for hidden in HIDDEN_DIMS
+            f"{layers}×{hidden}": recipe_of_capacity(base, layers, hidden)
+            for layers in LAYERS
+            for hidden in HIDDEN_DIMS
         },
-        "sequence length": {f"{length} actions": recipe for length, recipe in of_length(base).items()},
+        "sequence length": {f"{length} actions": recipe for length, recipe in recipes_by_length(base).items()},
     }
     points = [
         Point(
