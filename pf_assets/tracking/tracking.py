@@ -294,7 +294,7 @@ class Tracking:
             version=int(found.version),
             model_version=found.tags["model_version"],
             run_id=str(found.run_id),
-            path=_artifact_path(found.source or ""),
+            path=artifact_path(found.source or ""),
             tags=found.tags,
         )
 
@@ -321,7 +321,8 @@ class Tracking:
         return MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
 
 
-def _artifact_path(uri: str) -> Path:
+def artifact_path(uri: str) -> Path:
+    """Return the path of an artifact URI of MLflow: local (file:///…), or remote (s3://…)."""
     return path_of(uri) if uri.startswith(SCHEME) else Path(urllib.parse.unquote(urllib.parse.urlparse(uri).path))
 
 
