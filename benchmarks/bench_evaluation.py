@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from measuring import Measured, ensure_environment, measure, report, say, working_directory
 
-from pf_core.evaluation.pinnersage import DAY_US, PinnerSage, cluster_users
+from pf_core.days import DAY_US
+from pf_core.evaluation.pinnersage import PinnerSage, cluster_users
 from pf_core.metrics.exact_search import search
 from pf_core.timelines.arrays import Timelines
 
