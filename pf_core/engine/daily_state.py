@@ -8,11 +8,11 @@ the versions that manifests name from being cleaned up.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypedDict, TypeVar, cast
 
 import lance
 import numpy as np
@@ -27,6 +27,18 @@ from pf_core.storage.locks import exclusive
 
 Manifest = dict[str, Any]
 
+ManifestT = TypeVar("ManifestT", bound=Mapping[str, Any])
+
+
+class DayManifest(TypedDict):
+    """Keys that `publish` adds to every manifest; an asset's own TypedDict extends it."""
+
+    ds: str
+    num_buckets: int
+    versions: list[int]
+    """Lance version of each bucket."""
+
+
 BATCH_ROWS = 8192
 
 READ_AHEAD_BYTES = 32 << 20
@@ -40,8 +52,8 @@ FRAGMENT_SHIFT, OFFSET_MASK = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DailyState:
-    """Where a state asset lies and how to open one of its days."""
+class DailyState(Generic[ManifestT]):
+    """Where a state asset lies and how to open one of its days; ManifestT is the type of its manifests."""
 
     root: Path
     asset: str
@@ -56,11 +68,11 @@ class DailyState:
     def days(self) -> list[str]:
         return sorted(path.stem for path in (self.root / "days").glob("*.json"))
 
-    def manifest(self, ds: str) -> Manifest | None:
+    def manifest(self, ds: str) -> ManifestT | None:
         path = self.manifest_path(ds)
         return read_json(path) if path.exists() else None
 
-    def require(self, ds: str) -> Manifest:
+    def require(self, ds: str) -> ManifestT:
         manifest = self.manifest(ds)
         if manifest is None:
             raise PipelineError(
@@ -76,10 +88,10 @@ class DailyState:
     def open_bucket(self, ds: str, bucket: int) -> lance.LanceDataset:
         return open_dataset(self.bucket_path(bucket), version=self.require(ds)["versions"][bucket])
 
-    def publish(self, ds: str, versions: list[int], manifest: Manifest) -> Manifest:
+    def publish(self, ds: str, versions: list[int], manifest: Mapping[str, Any]) -> ManifestT:
         complete = {**manifest, "ds": ds, "num_buckets": self.num_buckets, "versions": versions}
         write_json(self.manifest_path(ds), complete)
-        return complete
+        return cast(ManifestT, complete)
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
         return exclusive(self.root, self.asset)
