@@ -10,7 +10,8 @@ from pf_assets.metadata.pages import MAX_SAMPLE_ROWS, Metadata, picture, table
 from pf_core.config.site import Site
 from pf_core.logs import partition as raw_actions
 from pf_core.pins.features import read_pin_features
-from pf_core.timelines.build import LENGTH_BINS, timeline_state
+from pf_core.timelines.bucket import LENGTH_BINS
+from pf_core.timelines.build import timeline_state
 
 
 def describe_raw_actions(site: Site, manifest: Mapping[str, Any]) -> Metadata:
