@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from pf_core.config.site import Site
 from pf_core.days import ds_range, ds_start_us, shift_ds
-from pf_core.embeddings.snapshot import MAX_DEAD_SHARE, merge_days, read_snapshot
+from pf_core.embeddings.snapshot import merge_days, read_snapshot
+from pf_core.embeddings.snapshot_bucket import MAX_DEAD_SHARE
 from pf_core.embeddings.tables import embedding_state, snapshot_state
 from pf_core.embeddings.vectors import column_of, matrix_of
 from pf_core.engine.daily_state import Manifest, create_bucket, replace_rows, take_rows
@@ -362,7 +363,7 @@ def test_a_lost_user_is_noticed(small_site: MakeSite, monkeypatch: pytest.Monkey
     def lose_one(base: lance.LanceDataset, **changes: Any) -> lance.LanceDataset:
         return replace_rows(base, **changes | {"rows": changes["rows"].slice(1)})
 
-    monkeypatch.setattr("pf_core.embeddings.snapshot.replace_rows", lose_one)
+    monkeypatch.setattr("pf_core.embeddings.snapshot_bucket.replace_rows", lose_one)
     with pytest.raises(PipelineError, match="10 users were stored instead of 11"):
         merge(site, DAYS[1:2])
     assert snapshot_state(site.site).days() == DAYS[:1]
