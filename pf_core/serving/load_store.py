@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pf_core.config.site import Site
-from pf_core.embeddings.tables import snapshot_state
+from pf_core.embeddings.tables import SnapshotManifest, snapshot_state
 from pf_core.embeddings.vectors import matrix_of
 from pf_core.engine.base import Engine
 from pf_core.engine.daily_state import Manifest, open_dataset
@@ -102,7 +102,7 @@ def load_users(
         return _verify(draft, store, tally)
 
 
-def _tasks(site: Site, draft: Manifest, folder: Path, snapshot: Manifest) -> list[_BucketTask]:
+def _tasks(site: Site, draft: Manifest, folder: Path, snapshot: SnapshotManifest) -> list[_BucketTask]:
     forgotten = read_deletion_list(site)
     bucket_of_forgotten = bucket_of(forgotten, snapshot["num_buckets"])
     return [
