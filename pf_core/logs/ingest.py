@@ -13,7 +13,6 @@ A lost task is started again. So that no row counts twice, every attempt writes 
 to its final name when it is complete.
 """
 
-import contextlib
 import os
 import uuid
 from collections.abc import Iterator, Sequence
@@ -99,9 +98,10 @@ def _run_pass(task: _Pass) -> list[RawManifest]:
     """
     settings, num_buckets = task.settings, task.settings.num_buckets
     manifests: list[RawManifest] = []
-    with contextlib.ExitStack() as stack:
-        writer, scratch = stack.enter_context(writing_partitions(settings, task.days, settings.workspace / "tmp"))
-        shuffle = stack.enter_context(task.shuffle.open(scratch))
+    with (
+        writing_partitions(settings, task.days, settings.workspace / "tmp") as (writer, scratch),
+        task.shuffle.open(scratch) as shuffle,
+    ):
         router = Router(settings, [day.tally for day in writer.days.values()], task.forgotten)
         for arrival in find_arrivals(settings, task.days):
             writer.add_inputs(arrival)

@@ -76,7 +76,7 @@ def finite_features(pins: pa.Table, ds: str) -> np.ndarray:
 
 def write_pins(site: Site, pins: PinManifest | Manifest, folder: Path) -> dict[str, int]:
     """Write the arrays of a pin_features partition to a new folder; return the numbers of pins and candidates."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     codes: dict[str, int] = {}
     dataset = open_dataset(pin_state(site).bucket_path(0), version=pins["versions"][0])
     schema = pa.schema([("pin_id", id_arrow_type(site.source.pins.pin_id.type))])
