@@ -16,8 +16,8 @@ from pf_core.days import ds_range, shift_ds
 from pf_core.errors import PipelineError
 from pf_core.serving import client as serving_module
 from pf_core.serving.client import Serving, UnknownIdError
-from pf_core.serving.publish import rollback
-from pf_core.serving.releases import Pointer, read_pointer, release_root
+from pf_core.serving.releases import PublishedReleases, read_published, release_root
+from pf_core.serving.rollback import rollback
 from tests.support.releases import DIM, NUM_PINS, day_of, make_site, publish_day, redis_server, vector_of, watch
 
 REPOSITORY = Path(__file__).parents[2]
@@ -111,15 +111,15 @@ def test_the_same_release_is_opened_once(site: Site) -> None:
 
 
 def test_a_release_removed_before_it_could_be_opened_is_no_error(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = [Pointer(current="2025-12-31.1")]
+    answers = [PublishedReleases(current="2025-12-31.1")]
 
-    def late(site: Site) -> Pointer:
+    def late(site: Site) -> PublishedReleases:
         if not answers:
-            return read_pointer(site)
+            return read_published(site)
         publish_day(site, DAYS[1], USERS, version=2)
         return answers.pop()
 
-    monkeypatch.setattr(serving_module, "read_pointer", late)
+    monkeypatch.setattr(serving_module, "read_published", late)
     assert Serving(site).release().manifest["release"] == "2026-01-02.1"
 
 

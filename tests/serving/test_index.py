@@ -316,7 +316,7 @@ def test_the_smallest_ef_that_is_good_enough_is_taken_and_kept(tmp_path: Path) -
 def test_an_index_that_misses_the_target_is_not_published(tmp_path: Path) -> None:
     bad = make_site(tmp_path, links=2, ef_construction=10, max_ef=12, target_recall=0.99)
     publish_day(bad, DAYS[0], num_pins=3000)
-    with pytest.raises(PipelineError, match=r"less than target_recall 0.99; nothing was published. Raise max_ef, or"):
+    with pytest.raises(PipelineError, match=r"less than target_recall 0.99; nothing was published; raise max_ef, or"):
         build(bad, DAYS[:1])
     assert index_manifest(bad, DAYS[0]) is None
     assert list(index_dir(bad, DAYS[0]).iterdir()) == []

@@ -21,9 +21,17 @@ from pf_core.embeddings.tables import snapshot_state
 from pf_core.errors import PipelineError
 from pf_core.serving.client import Serving
 from pf_core.serving.lmdb_store import LmdbStore
-from pf_core.serving.publish import forget_users, list_releases, rollback
 from pf_core.serving.redis_store import RedisStore
-from pf_core.serving.releases import DESCRIPTION, POINTER, Pointer, opened_store, read_pointer, release_root
+from pf_core.serving.releases import (
+    CURRENT,
+    DESCRIPTION,
+    PublishedReleases,
+    list_releases,
+    opened_store,
+    read_published,
+    release_root,
+)
+from pf_core.serving.rollback import forget_users, rollback
 from tests.support.releases import (
     NUM_PINS,
     make_site,
@@ -99,9 +107,9 @@ def test_a_release_says_what_it_is(site: Site) -> None:
 
 def test_publishing_the_same_again_changes_nothing(site: Site) -> None:
     first = publish_day(site, DAYS[0], USERS, version=1)
-    before = (release_root(site) / POINTER).stat()
+    before = (release_root(site) / CURRENT).stat()
     assert publish(site, DAYS[0]) == first
-    assert (release_root(site) / POINTER).stat() == before
+    assert (release_root(site) / CURRENT).stat() == before
 
 
 def test_a_store_that_lost_users_is_published_anew(site: Site) -> None:
@@ -197,7 +205,7 @@ def test_values_that_changed_on_the_way_are_noticed_before_publishing(
     with pytest.raises(PipelineError, match="differ from the snapshot"):
         publish(site, DAYS[0])
     assert folders(site) == []
-    assert read_pointer(site) == Pointer()
+    assert read_published(site) == PublishedReleases()
 
 
 def test_the_index_is_linked_and_survives_its_partition(tmp_path: Path) -> None:
@@ -230,7 +238,9 @@ def test_old_releases_go_and_the_newest_stay(site: Site) -> None:
     for version, ds in enumerate(DAYS):
         publish_day(site, ds, USERS[:50], version)
     assert folders(site) == ["2026-01-03.1", "2026-01-04.1", "2026-01-05.1"]
-    assert read_pointer(site) == Pointer(current="2026-01-05.1", previous=("2026-01-03.1", "2026-01-04.1"), revision=5)
+    assert read_published(site) == PublishedReleases(
+        current="2026-01-05.1", previous=("2026-01-03.1", "2026-01-04.1"), revision=5
+    )
     listed = [(manifest["release"], manifest["is_current"]) for manifest in list_releases(site)]
     assert listed == [("2026-01-05.1", True), ("2026-01-04.1", False), ("2026-01-03.1", False)]
 
@@ -270,7 +280,7 @@ def test_a_rollback_can_be_undone(site: Site) -> None:
     rollback(site, to="2026-01-01.1")
     rollback(site, to="2026-01-03.1")
     assert_serves(site, "2026-01-03.1", version=2, users=USERS[:50])
-    assert read_pointer(site).previous == ("2026-01-01.1",)
+    assert read_published(site).previous == ("2026-01-01.1",)
 
 
 def test_a_withdrawn_release_goes_with_the_next_publication_and_its_id_never_returns(site: Site) -> None:
@@ -297,7 +307,7 @@ def test_rollback_refuses_what_is_not_there_or_not_whole(site: Site) -> None:
     with pytest.raises(PipelineError, match="48 of 50 users"):
         rollback(site)
     shutil.rmtree(release_root(site) / "2026-01-01.1")
-    with pytest.raises(PipelineError, match="not there any more"):
+    with pytest.raises(PipelineError, match="does not exist any more"):
         rollback(site)
     assert_serves(site, "2026-01-02.1", version=1, users=USERS[:50])
 
@@ -335,14 +345,14 @@ def test_a_user_on_the_deletion_list_does_not_come_back(site: Site) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"current": null, "previous": [], "withdrawn": []}', '"x"', "{}"])
-def test_a_damaged_pointer_is_an_error_with_what_to_do(tmp_path: Path, content: str) -> None:
+def test_a_damaged_current_json_is_an_error_with_what_to_do(tmp_path: Path, content: str) -> None:
     site = make_site(tmp_path)
     publish_day(site, DAYS[0], USERS[:50], version=1)
-    (release_root(site) / POINTER).write_text(content)
+    (release_root(site) / CURRENT).write_text(content)
     for attempt in (lambda: Serving(site).release(), lambda: rollback(site), lambda: list_releases(site)):
-        with pytest.raises(PipelineError, match=r"is damaged.*remove the file, and publish again"):
+        with pytest.raises(PipelineError, match=r"is damaged.*; remove the file, and publish again"):
             attempt()
-    (release_root(site) / POINTER).unlink()
+    (release_root(site) / CURRENT).unlink()
     assert publish(site, DAYS[0])["release"] == "2026-01-01.2"
     assert_serves(site, "2026-01-01.2", version=1, users=USERS[:50])
 
@@ -415,25 +425,25 @@ def test_a_release_in_redis_needs_redis_in_the_site_file(tmp_path: Path, redis_a
 # Interruptions: a process is killed, or refused disk space, at a chosen moment
 
 KILLED_AT = {
-    "in the store": "loading._judge",  # at its third bucket
-    "named": "release.replace_pointer",
-    "pointed to": "pointer.sync",
+    "in the store": "load_store._validate",  # at its third bucket
+    "named": "publish.write_published",
+    "pointed to": "releases.sync",
 }
 PUBLISH = """
 import os, signal, sys
 from pathlib import Path
-from pf_core.serving import load_store as loading, releases as pointer, publish as release
+from pf_core.serving import load_store, publish as publishing, releases
 from tests.support.releases import make_site, publish
 import json
 
 root, serving, ds, where = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3], sys.argv[4]
-holder = {"loading": loading, "pointer": pointer, "release": release}[where.rpartition(".")[0]]
+holder = {"load_store": load_store, "publish": publishing, "releases": releases}[where.rpartition(".")[0]]
 original = getattr(holder, where.rpartition(".")[2])
 calls = []
 
 def kill(*arguments):
     calls.append(arguments)
-    if len(calls) == (3 if where.endswith("_judge") else 1):
+    if len(calls) == (3 if where.endswith("_validate") else 1):
         os.kill(os.getpid(), signal.SIGKILL)
     return original(*arguments)
 
@@ -497,7 +507,7 @@ def test_no_room_for_the_store(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
-        with pytest.raises(PipelineError, match=r"the users cannot be written to .* see that the disk is not full"):
+        with pytest.raises(PipelineError, match=r"the users cannot be written to .*; check that the disk is not full"):
             publish(site, DAYS[1])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -523,7 +533,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         publish_day(site, DAYS[0], USERS, version=1)
         (mounted / "filler").write_bytes(bytes(shutil.disk_usage(mounted).free - 65_536))
         write_day(site, DAYS[1], USERS, version=2)
-        with pytest.raises(PipelineError, match="see that the disk is not full"):
+        with pytest.raises(PipelineError, match="check that the disk is not full"):
             publish(site, DAYS[1])
         assert_serves(site, "2026-01-01.1", version=1)
         assert folders(site) == ["2026-01-01.1"]

@@ -15,7 +15,7 @@ from pf_core.errors import PipelineError
 from pf_core.serving import lmdb_store as store_module
 from pf_core.serving import redis_store as redis_store_module
 from pf_core.serving.lmdb_store import LmdbStore
-from pf_core.serving.redis_store import RedisStore
+from pf_core.serving.redis_store import RedisLocation, RedisStore
 from pf_core.serving.store import UserStore
 from tests.support.releases import DIM, NUM_BUCKETS, redis_server, split_rows, user_rows
 
@@ -54,7 +54,14 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeS
 
 def redis_store(address: str, release: str = "2026-01-01.1") -> RedisStore:
     return RedisStore(
-        address, is_cluster=False, prefix="pf:small", release=release, num_buckets=NUM_BUCKETS, embedding_dim=DIM
+        RedisLocation(
+            url=address,
+            is_cluster=False,
+            prefix="pf:small",
+            release=release,
+            num_buckets=NUM_BUCKETS,
+            embedding_dim=DIM,
+        )
     )
 
 
