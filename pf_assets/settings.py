@@ -3,8 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import dagster as dg
+from typing import TYPE_CHECKING
 
 from pf_core.config.site import Site, load_site
 from pf_core.days import ds_range, shift_ds
@@ -12,6 +11,9 @@ from pf_core.engine.base import Engine
 from pf_core.engine.local import LocalEngine
 from pf_core.engine.spark import SparkEngine
 from pf_core.storage.files import reaching
+
+if TYPE_CHECKING:  # commands that only read a release work without dagster
+    import dagster as dg
 
 ENGINE_POOL = "engine"
 """Assets that use the whole machine; the instance lets one run of them at a time."""
@@ -53,13 +55,15 @@ def mlflow_server() -> str:
     return os.environ.get("PF_MLFLOW_SERVER") or "http://localhost:5000"
 
 
-def daily_partitions(site: Site) -> dg.DailyPartitionsDefinition:
+def daily_partitions(site: Site) -> "dg.DailyPartitionsDefinition":
     """One start for every daily asset; a site that has ended has no partitions after its last day."""
+    import dagster as dg
+
     end_date = None if site.end_ds is None else shift_ds(site.end_ds, 1)  # dagster excludes it
     return dg.DailyPartitionsDefinition(start_date=site.start_ds, end_date=end_date)
 
 
-def days_to_check(context: dg.AssetCheckExecutionContext, existing: Sequence[str]) -> list[str]:
+def days_to_check(context: "dg.AssetCheckExecutionContext", existing: Sequence[str]) -> list[str]:
     """The run's partitions, without those that the retention has dropped; of a check run alone, the newest one."""
     tags = context.run.tags
     if "dagster/asset_partition_range_start" in tags:

@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pf_assets.cli.main import app, main
-from pf_assets.cli.operations import prepare_instance
+from pf_assets.cli.runs import prepare_instance
 from pf_assets.settings import DEMO_SITE, EXPERIMENTS_SITE, dagster_home
 
 runner = CliRunner()

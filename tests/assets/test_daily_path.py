@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from pf_assets.cli import operations
+from pf_assets.cli import operations, releases
 from pf_assets.cli.main import app
 from pf_assets.definitions import build_definitions
 from pf_assets.schedules import KEEP_MODEL, advise
@@ -264,6 +264,7 @@ def use(site: Site, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatc
         assert run(site, instance, days[0], days[-1], assets=tuple(assets.split(",")), config=config).success
 
     monkeypatch.setattr(operations, "current_site", lambda: site)
+    monkeypatch.setattr(releases, "current_site", lambda: site)
     monkeypatch.setattr(operations, "materialize", materialize)
 
 
