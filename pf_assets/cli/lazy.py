@@ -5,6 +5,7 @@ base dependencies are installed.
 """
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,8 @@ from typer.core import TyperGroup
 
 from pf_core.errors import PipelineError
 
-OURS = ("pf_core", "pf_assets")
+PIPELINE_PACKAGE = "dagster"
+"""Package by which an installation with the extra `pipeline` is recognized."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class LazyCommand:
     module: str
     summary: str
     """The function's docstring, for the list of commands; a test compares them."""
+    needs_pipeline: bool = True
+    """Whether the command needs the extra `pipeline`."""
 
 
 def lazy_app(commands: Mapping[str, LazyCommand]) -> typer.Typer:
@@ -45,15 +49,13 @@ def _listed() -> None:
 
 
 def load_command(name: str, command: LazyCommand) -> Any:
-    """Import a command. Raises a PipelineError that names the extra to install if the module needs one."""
-    try:
-        function = getattr(importlib.import_module(command.module), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] in OURS:
-            raise
+    """Import a command. Raises a PipelineError if the extra that it needs is not installed."""
+    if command.needs_pipeline and importlib.util.find_spec(PIPELINE_PACKAGE) is None:
         raise PipelineError(
-            f"pf {name} needs {error.name}, which is not installed", "pip install 'pinnerformer[pipeline]'"
-        ) from error
+            f"pf {name} needs the packages of the pipeline, which are not installed",
+            "pip install 'pinnerformer[pipeline]'",
+        )
+    function = getattr(importlib.import_module(command.module), name)
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(name)(function)
     return typer.main.get_command(app)

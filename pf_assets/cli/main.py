@@ -13,6 +13,7 @@ COMMANDS = {
     "world": LazyCommand(
         "pf_assets.cli.world",
         "Write the logs of a synthetic site: tiny, demo, experiments, or large (with --num-users and --num-days).",
+        needs_pipeline=False,
     ),
     "check": LazyCommand(
         "pf_assets.cli.check",
@@ -41,14 +42,20 @@ COMMANDS = {
     "recommend": LazyCommand(
         "pf_assets.cli.releases",
         "Show the pins nearest to a user in the current release, and the user's newest actions.",
+        needs_pipeline=False,
     ),
-    "similar": LazyCommand("pf_assets.cli.releases", "Show the pins nearest to a pin in the current release."),
+    "similar": LazyCommand(
+        "pf_assets.cli.releases", "Show the pins nearest to a pin in the current release.", needs_pipeline=False
+    ),
     "releases": LazyCommand(
-        "pf_assets.cli.releases", "List the releases, newest first; an arrow marks the current one."
+        "pf_assets.cli.releases",
+        "List the releases, newest first; an arrow marks the current one.",
+        needs_pipeline=False,
     ),
     "rollback": LazyCommand(
         "pf_assets.cli.releases",
         "Make an earlier release the current one, at once, and withdraw the releases after it.",
+        needs_pipeline=False,
     ),
     "ablations": LazyCommand(
         "pf_assets.cli.experiments",

@@ -20,6 +20,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv
 
 from pf_core.config.source import DAY, Files
 from pf_core.errors import PipelineError

@@ -129,6 +129,22 @@ def test_a_current_release_that_is_gone_is_an_error(site: Site) -> None:
         Serving(site).release()
 
 
+BUILDS_ONLY = ("torch", "duckdb", "scipy", "lance", "dagster", "mlflow", "s3fs", "pyspark", "redis", "pandas")
+
+
+def test_a_service_imports_nothing_that_only_builds(tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text(make_site(tmp_path).model_dump_json())
+    code = (
+        "import sys, pathlib, pf_core.serving.client\n"
+        "from pf_core.config.site import load_site\n"
+        f"site = load_site(pathlib.Path({str(tmp_path / 'site.yaml')!r}), environment={{}})\n"
+        "pf_core.serving.client.Serving(site)\n"
+        f"print([name for name in {BUILDS_ONLY!r} if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, text=True, capture_output=True, check=True)
+    assert result.stdout == "[]\n"
+
+
 READER = """
 import sys
 from pathlib import Path

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import resource
 import shutil
 import signal
@@ -18,9 +19,12 @@ import redis
 
 from pf_core.config.site import Site
 from pf_core.embeddings.tables import snapshot_state
+from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
+from pf_core.serving.build_index import build_index_days
 from pf_core.serving.client import Serving
 from pf_core.serving.lmdb_store import LmdbStore
+from pf_core.serving.publish import publish_release
 from pf_core.serving.redis_store import RedisStore
 from pf_core.serving.releases import (
     CURRENT,
@@ -39,6 +43,7 @@ from tests.support.releases import (
     publish,
     publish_day,
     redis_server,
+    silent,
     vector_of,
     write_day,
     write_snapshot,
@@ -420,6 +425,36 @@ def test_a_release_in_redis_needs_redis_in_the_site_file(tmp_path: Path, redis_a
         Serving(moved).release()
     publish_day(moved, DAYS[1], USERS[:50], version=2)
     assert_serves(moved, "2026-01-02.1", version=2, users=USERS[:50])
+
+
+class RecordingEngine(LocalEngine):
+    """Keeps the tasks of every `map_buckets`, pickled as they are sent to other machines."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(num_workers=1, memory_mb=256, temp_dir=root)
+        self.sent: dict[str, bytes] = {}
+
+    def map_buckets(self, function: Any, tasks: Any, progress: Any = None) -> Any:
+        self.sent[function.__name__] = pickle.dumps(tasks)
+        return super().map_buckets(function, tasks, progress)
+
+
+def test_only_the_task_that_loads_redis_carries_its_password(tmp_path: Path, redis_address: str) -> None:
+    store = {"kind": "redis", "url": redis_address, "key_prefix": tmp_path.name}
+    site = make_site(tmp_path, store=store, index={"num_shards": 3})
+    write_day(site, DAYS[0], USERS[:50], version=1)
+    shutil.rmtree(site.directory / "pin_index")
+    with RecordingEngine(tmp_path / "tmp") as engine:
+        list(build_index_days(site, DAYS[:1], engine=engine, progress=silent))
+        publish_release(site, DAYS[0], engine=engine, progress=silent)
+    assert {name: b"s3cret" in tasks for name, tasks in engine.sent.items()} == {
+        "_link_shard": False,
+        "_load_into_redis": True,
+    }
+    [task, *_] = pickle.loads(engine.sent["_load_into_redis"])
+    assert "s3cret" not in repr(task)
+    assert "s3cret" not in pickle.dumps(task.read).decode("latin-1")
+    assert not any(b"pf_core.config.site" in tasks for tasks in engine.sent.values())
 
 
 # Interruptions: a process is killed, or refused disk space, at a chosen moment
