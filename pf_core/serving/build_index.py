@@ -36,7 +36,7 @@ from pf_core.serving.index import (
     Hits,
     IndexInputs,
     IndexManifest,
-    Judgement,
+    IndexQuality,
     TriedEf,
     index_days,
     index_dir,
@@ -240,7 +240,7 @@ def _write_pins(dataset: lance.LanceDataset, path: Path, num_shards: int) -> np.
 # Judging
 
 
-def _find_ef(site: Site, ds: str, build: Path, linked: GraphManifest, progress: Progress) -> Judgement:
+def _find_ef(site: Site, ds: str, build: Path, linked: GraphManifest, progress: Progress) -> IndexQuality:
     """Find the smallest ef that reaches the target; returns it with what was measured on the way."""
     config, shards = site.serving.index, used_shards(linked["pins_of_shard"])
     users_UD = sample_users(site, ds, config.sample_users)

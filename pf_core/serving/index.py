@@ -80,7 +80,9 @@ class GraphManifest(TypedDict):
     counts: IndexCounts
 
 
-class Judgement(TypedDict):
+class IndexQuality(TypedDict):
+    """What was measured when the index was judged."""
+
     ef: int
     """Number of candidates that a search keeps; the smallest one tried that reaches the target."""
     recall_at_10: float
@@ -89,7 +91,7 @@ class Judgement(TypedDict):
     ef_tried: list[TriedEf]
 
 
-class IndexManifest(GraphManifest, Judgement):
+class IndexManifest(GraphManifest, IndexQuality):
     """Content of `index.json` and of the partition's manifest."""
 
     seconds: float

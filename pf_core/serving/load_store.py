@@ -60,7 +60,7 @@ class _RedisTask:
     """A bucket to be loaded into Redis by a worker of the engine.
 
     `location` contains the URL of Redis with its password. Workers on other machines have neither the site file nor its
-    environment, so the task has to carry it; no other task of the pipeline contains a secret.
+    environment, so this task has to carry it; it is the only one that contains a secret.
     """
 
     read: _BucketTask

@@ -1,4 +1,4 @@
-"""What a service sees: one whole release at a time, also while others are published."""
+"""What a service reads: one complete release at a time, also while others are published."""
 
 import shutil
 import subprocess
@@ -41,7 +41,7 @@ def redis_address() -> Iterator[str]:
 
 
 def scores(vector: np.ndarray) -> dict[str, float]:
-    """Of all pins, by hand."""
+    """Scores of all pins for a vector, computed without the index."""
     return {pin: float(vector.astype(np.float32) @ vector_of(pin, 1).astype(np.float32)) for pin in PINS}
 
 
@@ -86,10 +86,10 @@ def test_unknown_ids_have_an_error_of_their_own(site: Site) -> None:
 @pytest.mark.parametrize("user", ["five", "5", None, 1.5, 2**70])
 def test_an_id_of_another_type_is_a_sentence(site: Site, user: object) -> None:
     with pytest.raises(PipelineError, match="user id"):
-        Serving(site).release().embeddings([user])  # type: ignore[list-item]
+        Serving(site).release().embeddings([user])
 
 
-def test_nobody_is_asked_for(site: Site) -> None:
+def test_no_ids_give_no_rows(site: Site) -> None:
     vectors, is_found = Serving(site).release().embeddings([])
     assert (vectors.shape, is_found.shape) == ((0, DIM), (0,))
 
@@ -171,11 +171,11 @@ def test_readers_see_only_whole_releases_while_twenty_are_published(tmp_path: Pa
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     seen = _publish_and_watch(site, tmp_path / "over")
-    said, errors = process.communicate()
+    output, errors = process.communicate()
     assert process.returncode == 0, errors
-    assert int(said) >= 5
+    assert int(output) >= 5
     assert all(len(releases) >= 5 for releases in seen)
-    publish_day(site, shift_ds(DAYS[-1], 1), USERS, version=21)  # nobody reads any more
+    publish_day(site, shift_ds(DAYS[-1], 1), USERS, version=21)  # the readers have ended
     assert len([path for path in release_root(site).iterdir() if path.is_dir()]) == 2
 
 
@@ -186,7 +186,7 @@ def test_readers_of_redis_see_only_whole_releases(tmp_path: Path, redis_address:
 
 
 def _publish_and_watch(site: Site, over: Path, num_days: int = 20) -> list[set[str]]:
-    """Publish days, with a rollback in the middle; what the threads that watched have seen."""
+    """Publish days, with a rollback in the middle; returns the releases that each reading thread saw."""
     seen: list[set[str]] = []
     errors: list[BaseException] = []
 

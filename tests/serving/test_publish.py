@@ -1,4 +1,4 @@
-"""Publishing, rolling back, forgetting; and what a reader sees when any of it is interrupted."""
+"""Publishing, rolling back and forgetting users; and what a reader sees when they are interrupted."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def folders(site: Site) -> list[str]:
 
 
 def assert_serves(site: Site, release: str, version: int, users: list[int] = USERS) -> None:
-    """A new reader sees this release, all of it, and nothing of another."""
+    """Assert that a new reader sees all of this release and nothing of another."""
     opened = Serving(site).release()
     assert opened.manifest["release"] == release
     assert opened.manifest["model_version"] == model_of(version)
@@ -94,19 +94,19 @@ def assert_serves(site: Site, release: str, version: int, users: list[int] = USE
 # Publishing
 
 
-def test_a_release_says_what_it_is(site: Site) -> None:
+def test_a_release_has_a_manifest(site: Site) -> None:
     write_day(site, DAYS[0], USERS, version=1)
-    said: list[str] = []
-    manifest = publish(site, DAYS[0], progress=said.append)
+    messages: list[str] = []
+    manifest = publish(site, DAYS[0], progress=messages.append)
     assert manifest["release"] == "2026-01-01.1"
     assert manifest["counts"] == {"users": 1500, "pins": NUM_PINS}
     assert manifest["model_version"] == "model-1"
     assert manifest["store"]["kind"] == site.serving.store.kind
     assert manifest["checks"]["users_in_store"] == manifest["checks"]["users_in_snapshot"] == 1500
     assert manifest["checks"]["users_read_back_equal"] >= 1000
-    assert "2026-01-01.1 is current" in said[-1]
+    assert "2026-01-01.1 is current" in messages[-1]
     assert json.loads((release_root(site) / "2026-01-01.1" / DESCRIPTION).read_text()) == manifest
-    assert "s3cret" not in json.dumps(manifest) + json.dumps(said)
+    assert "s3cret" not in json.dumps(manifest) + json.dumps(messages)
     assert_serves(site, "2026-01-01.1", version=1)
 
 
@@ -117,7 +117,7 @@ def test_publishing_the_same_again_changes_nothing(site: Site) -> None:
     assert (release_root(site) / CURRENT).stat() == before
 
 
-def test_a_store_that_lost_users_is_published_anew(site: Site) -> None:
+def test_a_store_that_lost_users_is_published_again(site: Site) -> None:
     publish_day(site, DAYS[0], USERS, version=1)
     with opened_store(site, release_root(site) / "2026-01-01.1") as store:
         store.delete(pa.array(USERS[:7]))
@@ -260,7 +260,7 @@ def test_a_release_that_is_read_stays_until_it_is_not(tmp_path: Path) -> None:
     assert folders(site) == ["2026-01-01.1", "2026-01-03.1", "2026-01-04.1"]
     with pytest.raises(PipelineError, match="there is no release"):
         rollback(site, to="2026-01-01.1")
-    assert forget_users(site, pa.array([3]))["2026-01-01.1"] == 1  # for those who read it, too
+    assert forget_users(site, pa.array([3]))["2026-01-01.1"] == 1  # also for readers that have it open
     assert not held.embeddings([3])[1].any()
     del held
     publish_day(site, DAYS[4], USERS[:50], version=4)
@@ -336,7 +336,7 @@ def test_a_user_on_the_deletion_list_does_not_come_back(site: Site) -> None:
         publish_day(site, ds, USERS[:50], version)
     assert site.deletion_list is not None
     Path(site.deletion_list).write_text("3\n4\n")
-    manifest = publish(site, DAYS[1])  # of a snapshot that still has them
+    manifest = publish(site, DAYS[1])  # the snapshot still has them
     assert manifest["release"] == "2026-01-02.2"
     assert manifest["counts"]["users"] == 48
     assert manifest["checks"]["forgotten_left_out"] == 2
@@ -362,7 +362,7 @@ def test_a_damaged_current_json_is_an_error_with_what_to_do(tmp_path: Path, cont
     assert_serves(site, "2026-01-01.2", version=1, users=USERS[:50])
 
 
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+def test_an_unknown_folder_is_not_removed(tmp_path: Path) -> None:
     site = make_site(tmp_path)
     (release_root(site) / "2026-01-01.backup").mkdir(parents=True)
     publish_day(site, DAYS[0], USERS[:50], version=1)
@@ -389,7 +389,7 @@ def test_a_redis_that_stays_away_is_the_reason_every_time(tmp_path: Path, redis_
         with pytest.raises(PipelineError, match=r"Redis at 127\.0\.0\.1:1 failed"):
             publish(away, DAYS[0])
     assert folders(away) == [".building-2026-01-01.1", ".building-2026-01-01.2"]
-    moved = make_site(tmp_path)  # as if it were gone for good
+    moved = make_site(tmp_path)  # as if Redis were gone for good
     assert publish(moved, DAYS[0])["release"] == "2026-01-01.3"
     assert_serves(moved, "2026-01-01.3", version=1, users=USERS[:50])
     back = make_site(tmp_path, store={"kind": "redis", "url": redis_address, "key_prefix": tmp_path.name})
@@ -397,7 +397,7 @@ def test_a_redis_that_stays_away_is_the_reason_every_time(tmp_path: Path, redis_
     assert folders(back) == ["2026-01-01.3", "2026-01-01.4"]
 
 
-def test_redis_hears_of_the_release_at_the_next_run_if_it_was_away(
+def test_a_release_that_redis_missed_is_announced_by_the_next_run(
     tmp_path: Path, redis_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = make_site(tmp_path, store={"kind": "redis", "url": redis_address, "key_prefix": tmp_path.name})
@@ -444,7 +444,8 @@ def test_only_the_task_that_loads_redis_carries_its_password(tmp_path: Path, red
     site = make_site(tmp_path, store=store, index={"num_shards": 3})
     write_day(site, DAYS[0], USERS[:50], version=1)
     shutil.rmtree(site.directory / "pin_index")
-    with RecordingEngine(tmp_path / "tmp") as engine:
+    engine = RecordingEngine(tmp_path / "tmp")
+    with engine:
         list(build_index_days(site, DAYS[:1], engine=engine, progress=silent))
         publish_release(site, DAYS[0], engine=engine, progress=silent)
     assert {name: b"s3cret" in tasks for name, tasks in engine.sent.items()} == {
@@ -547,7 +548,7 @@ def test_no_room_for_the_store(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert_serves(site, "2026-01-01.1", version=1)
-    assert folders(site) == ["2026-01-01.1"]  # what there was of it takes no room
+    assert folders(site) == ["2026-01-01.1"]  # the unfinished release is removed
     publish(site, DAYS[1])
     assert_serves(site, "2026-01-02.1", version=2)
 
