@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 JOBS ?= $(shell nproc)
 
-.PHONY: setup demo ablations report test test-slow test-scale dev lint format bench bench-scale clean
+.PHONY: setup demo ablations report test test-slow test-scale docs dev lint format bench bench-scale clean
 
 setup: $(READY)
 
@@ -33,6 +33,9 @@ test-scale: setup  ## What is past one machine, against real servers on loopback
 	command -v java >/dev/null || apt-get install -y openjdk-17-jre-headless
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[pipeline,dev,production,s3,scale,spark]'
 	$(BIN)/python -m pytest -m scale tests/scale
+
+docs: setup  ## Rewrite the page that is made from the code
+	$(BIN)/python -m pf_core.config.reference > docs/site-file.md
 
 dev: setup  ## Dagster UI on :3000, MLflow UI on :5000; Ctrl-C ends both
 	$(BIN)/pf dev

@@ -16,8 +16,8 @@ from typing import Any
 from measuring import report, say
 
 from pf_core.config.site import Site, load_site
-from pf_core.evaluation.embedders import BASELINES
-from pf_core.evaluation.protocol import judge_baseline, judge_model
+from pf_core.evaluation.embedders import BASELINE_EMBEDDERS
+from pf_core.evaluation.protocol import score_baseline, score_model
 from pf_core.evaluation.question import open_question
 from pf_core.evaluation.summary import summarize
 from pf_core.storage.builds import MANIFEST
@@ -50,11 +50,11 @@ def main() -> int:
         return 0
     site, run_dir = trained_demo()
     question = open_question(site, open_training_set(latest_training_set(site)), progress=say)
-    judged = judge_model(question, run_dir / "model", frequencies=("once", "daily", "realtime"), progress=say)
+    judged = score_model(question, run_dir / "model", frequencies=("once", "daily", "realtime"), progress=say)
     ours = summarize(judged)
     theirs = {}
-    for name in BASELINES:
-        theirs[name] = summarize(judge_baseline(question, name, frequencies=("once",), progress=say))["once"]
+    for name in BASELINE_EMBEDDERS:
+        theirs[name] = summarize(score_baseline(question, name, frequencies=("once",), progress=say))["once"]
         say("{}: recall@10 {:.4f} (95 %: {:.4f} to {:.4f})".format(name, *_recall(theirs[name])))
     for frequency, summary in ours.items():
         say("model, {}: recall@10 {:.4f} (95 %: {:.4f} to {:.4f})".format(frequency, *_recall(summary)))

@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from measuring import Measured, ensure_environment, measure, report, say, working_directory
 
-from pf_core.evaluation.pinnersage import DAY_US, PinnerSage, cluster_users
+from pf_core.days import DAY_US
+from pf_core.evaluation.pinnersage import PinnerSage, cluster_users
 from pf_core.metrics.exact_search import search
 from pf_core.timelines.arrays import Timelines
 
@@ -35,7 +36,7 @@ DIM, K, POSITIVES_PER_USER = 256, 50, 10
 NUM_THREADS = 2
 SQUARE, PRODUCTS = 4096, 5
 SAME_SHARE = 0.9999
-"""Of the pins found: two ways to sum a score may exchange the last one with the next."""
+"""Least share of equal results: two ways to sum a score may exchange the last result with the next."""
 CHUNK_ROWS = 10_000
 
 

@@ -48,7 +48,7 @@ HISTORIES = (1, 30, 90, 365)
 IDLE_TIMES = (1, 4, 16)
 NUM_MEASURED = 3
 NUM_WORN = 25
-"""Days that are built one by one before the measured ones: from 24 fragments on, a bucket is written anew."""
+"""Days that are built one by one before the measured ones: from 24 fragments on, a bucket is rewritten."""
 CAPPED_ACTIONS = 8
 NUM_PINS = 10_000
 INCREMENT = ("user_timelines", "user_embeddings", "user_embedding_snapshot")
@@ -63,7 +63,7 @@ class Increment:
     embeddings_s: float
     snapshot_s: float
     bare_s: float
-    """Of reading and writing the active users' rows."""
+    """Seconds for merely reading and writing the rows of the active users."""
     cpu_s: float
     """Processor time of all three, which other work on the machine does not change."""
     bare_cpu_s: float

@@ -132,7 +132,7 @@ def build_bare(site: Site) -> float:
 
 
 def unseen_recall(site: Site, index: PinIndex, users: np.ndarray) -> float:
-    """Of the 10 best by brute force, the share whose scores the index reaches."""
+    """Share of the 10 best pins by brute force whose scores the index reaches."""
     pins = np.concatenate(list(read_vectors(site, DS)))
     tenth = [np.partition(part @ pins.T, -K, axis=1)[:, -K] for part in np.array_split(users, 20)]
     return float((index.search(users, K)[1] >= np.concatenate(tenth)[:, None] - 1e-6).mean())

@@ -5,7 +5,7 @@ kept, with our version of torch; `rectools_sasrec.py` runs in it. Where it canno
 only our own figure is reported. Bar: at least as many sequences a second, in both settings.
 
 Equal negatives: both sides weigh every target against `num_negatives` random pins, with a loss at each position.
-RecTools draws them anew for each position and gathers a [batch, sequence, 1 + negatives, hidden] tensor; ours are one
+RecTools draws new ones for each position and gathers a [batch, sequence, 1 + negatives, hidden] tensor; ours are one
 pool that all rows share, so that the logits are one matrix product. That is a choice of algorithm, and the bar counts
 it. The unjudged `shared_pool` figure takes it away: RecTools' full softmax over a catalogue as large as the pool.
 

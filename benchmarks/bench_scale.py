@@ -63,17 +63,17 @@ UNITS = {
     **dict.fromkeys(("user_embeddings", "user_embedding_snapshot", "release"), "user"),
     **dict.fromkeys(("pin_features", "pin_embeddings", "pin_index"), "pin"),
 }
-"""What a stage's cost is counted by."""
+"""The unit in which the cost of a stage is counted."""
 LOGS_TO_STORE = [name for name in BACKFILL if UNITS[name] != "pin"]
 LOOKUP_PINS = (4_000_000, 32_000_000, 256_000_000)
 QUICK_LOOKUP_PINS = (500_000, 1_000_000)
 NUM_LOOKUPS = 3
 LOOKUP_ACTIONS = 1_000_000
-"""Of one bucket: 30k users with 32 actions each."""
+"""Actions of one bucket: 30k users with 32 actions each."""
 WANTED_PINS = 500_000
-"""On which the actions are, anywhere in the catalogue."""
+"""Distinct pins of these actions, spread over the catalogue."""
 SAMPLES_PER_S = 4
-"""Of the memory: a sample walks through all pages, which takes its time of gigabytes."""
+"""Memory samples per second: a sample reads all pages, which is slow for gigabytes."""
 MAX_GROWTH = 1.3
 MAX_MEMORY_GB = 6
 
@@ -147,7 +147,7 @@ def num_rewritten(site: Site, ds: str) -> int:
 
 
 def time_lookup(folder: Path, num_pins: int) -> float:
-    """Seconds of a processor in which the pins of LOOKUP_ACTIONS actions are found among so many.
+    """Processor seconds to find the pins of LOOKUP_ACTIONS actions among `num_pins` pins.
 
     At any size the actions are on as many different pins, which lie evenly in the catalogue.
     """

@@ -5,7 +5,7 @@
   pool (the time within the writing calls, divided by the workers). Re-running a day gives the same day, so the two take
   turns, and the fastest run of each counts. Then the same on 0.5M and 5M users in the same buckets (their number is
   fixed for the life of a site), to show that it grows with the active users and not with the idle ones. Of 0.5M users
-  every fifth is active, so that their buckets are written anew.
+  every fifth is active, so that their buckets are rewritten.
 - **Full build.** A day on which everyone is embedded, against `cp` of the same bytes: both end with an fsync of every
   file. Peak memory is the largest of all builds and merges, with 2 workers.
 - **Ageing.** 500k users, 25k active a day, 90 days one by one, drawn evenly, which is the worst case: real users come
@@ -139,7 +139,7 @@ def _sync(folder: Path) -> None:
 
 
 def _wake(_: int) -> None:
-    """Whoever runs this has imported everything; it takes long enough for the other worker to get some."""
+    """Make a worker import everything; slow enough that every worker gets one such task."""
     time.sleep(0.1)
 
 

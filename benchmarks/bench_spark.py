@@ -82,7 +82,9 @@ def main() -> None:
         cluster = SparkCluster(root / "cluster", num_workers=NUM_WORKERS)
         try:
             cluster.wait()
-            with SparkEngine(master=cluster.master, num_workers=NUM_WORKERS, settings=SETTINGS) as engine:
+            with SparkEngine(
+                master=cluster.master, num_workers=NUM_WORKERS, memory_mb=MEMORY_MB, settings=SETTINGS
+            ) as engine:
                 spark = time_stages(root / "spark", size, engine)
         finally:
             cluster.stop()

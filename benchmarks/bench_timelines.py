@@ -55,7 +55,7 @@ from pf_core.world.logs import write_logs
 
 NUM_COPIES = 3
 PANDAS_SHARE = 10
-"""pandas gets one user in so many."""
+"""pandas gets one of this many users."""
 
 
 def full_world() -> WorldConfig:

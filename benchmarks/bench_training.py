@@ -68,7 +68,7 @@ def write_training_set(
 
 
 def model_flops(config: TrainConfig, *, feature_dim: int, sequences: float, pairs: float) -> float:
-    """Of one step: multiply-adds count two, the backward pass twice the forward pass."""
+    """FLOPs of one training step: a multiply-add counts two, the backward pass twice the forward pass."""
     model = config.model
     encoder = ActionEncoder(model, feature_dim=feature_dim, num_action_types=7, num_surfaces=3, time_origin_us=0)
     missing = (model.sequence_length - 1) / (2 * SEQUENCES_PER_TIMELINE)  # actions, where a timeline begins

@@ -36,22 +36,22 @@ class Assumptions:
     num_users: int = 500_000_000
     num_pins: int = 1_000_000_000
     active_share: float = 0.3
-    """Of the users, on a day."""
+    """Share of the users who are active on a day."""
     actions_per_active_user: int = 30
     row_actions: int = 6_000
-    """In the timeline of an active user: 30 on more than half of the days of a year."""
+    """Actions in the timeline of an active user: 30 on more than half of the days of a year."""
     short_row_actions: int = 1_000
-    """With `max_actions: 1000`."""
+    """Actions in a timeline with `max_actions: 1000`."""
     piece_actions: int = 64
-    """Of a timeline's pieces: half as many are in the one that a day's actions are added to."""
+    """Actions in a full segment of a timeline; the newest segment, which a day rewrites, is half full on average."""
     num_buckets: int = 16_384
-    """30,000 users in each."""
+    """Buckets of 30,000 users."""
     gpu_flops_per_s: float = 125e12
     """40 % of the 312 TFLOP/s (bfloat16) that an A100 is sold with."""
     num_shards: int = 128
-    """Of the index."""
+    """Shards of the index."""
     num_cores: int = 1024
-    """Of the cluster."""
+    """Cores of the cluster."""
     cores_of_a_machine: int = 64
 
     @property
@@ -99,7 +99,7 @@ class Figures:
         return Fit(fixed=0.0, per_unit=float(values[-1] / units[-1]))
 
     def lookup_s(self, num_pins: float) -> float:
-        """Processor time of an action's pin, looked up among so many: a line in the logarithm of the pins."""
+        """Processor time of an action's pin, looked up among `num_pins` pins: a line in the logarithm of the pins."""
         doublings = [np.log2(lookup["num_pins"]) for lookup in self.pin_lookups]
         costs = [lookup["cpu_s"] / lookup["num_actions"] for lookup in self.pin_lookups]
         return float(np.polyval(np.polyfit(doublings, costs, 1), np.log2(num_pins)))

@@ -38,7 +38,7 @@ from pf_core.timelines.build import build_timelines
 
 START_DS = "2026-01-01"
 ACTIVITY_SIGMA = 1.5
-"""Of the logarithm of a user's visits."""
+"""Standard deviation of the logarithm of a user's number of visits."""
 ACTIONS_PER_SESSION = 4
 PIN_SKEW = 3
 """Pins are drawn as the power of a uniform number: the first eighth of them gets half of the actions."""
@@ -64,7 +64,7 @@ class Size:
         return shift_ds(START_DS, self.num_days)
 
     def divided(self, divisor: int) -> "Size":
-        """As long, with as many actions a user, but fewer users."""
+        """The same days and actions per user, with fewer users."""
         return Size(
             num_users=self.num_users // divisor,
             num_actions=self.num_actions // divisor,
@@ -241,7 +241,7 @@ STAGES: dict[str, Callable[[Run, Engine], Counts]] = {
 
 
 def wake(_: int) -> None:
-    """Whoever runs this has imported everything; it takes long enough for the other workers to get some."""
+    """Make a worker import everything; slow enough that every worker gets one such task."""
     time.sleep(WAKE_S)
 
 

@@ -1,1 +1,4 @@
-"""Orchestration: Dagster assets over pf_core. Each one resolves its inputs, calls one function, shows what it did."""
+"""Orchestration only: each Dagster asset resolves its inputs, calls one function of pf_core and returns metadata.
+
+Read `definitions.py` first: it lists the assets in pipeline order.
+"""

@@ -1,6 +1,6 @@
-"""The pipeline, in order: raw logs to timelines, a model, daily embeddings and a release, for the site of PF_SITE.
+"""The pipeline in order, for the site of PF_SITE: raw logs, timelines, a model, daily embeddings, a release.
 
-The experiments branch off beside the model: they answer the paper's questions, and nothing is served from them.
+The experiments are a branch after the training set: they test the paper's claims, and nothing is served from them.
 """
 
 import warnings
@@ -25,6 +25,7 @@ def defs() -> dg.Definitions:
 
 
 def build_definitions(site: Site) -> dg.Definitions:
+    """Return the assets, checks, schedules and sensors of a site."""
     with warnings.catch_warnings():
         # Backfill policies and partitioned checks are marked beta in dagster 1.13; tests pin how they behave.
         warnings.simplefilter("ignore", dg.BetaWarning)
@@ -50,11 +51,15 @@ def _pipeline(site: Site) -> dg.Definitions:
             release_asset(site),
         ],
         asset_checks=[
-            *(*log_checks(site), *timeline_checks(site), *model_checks(site), *evaluation_checks(site)),
-            *(*embedding_checks(site), *serving_checks(site)),
+            *log_checks(site),
+            *timeline_checks(site),
+            *model_checks(site),
+            *evaluation_checks(site),
+            *embedding_checks(site),
+            *serving_checks(site),
         ],
         schedules=schedules(site),
-        sensors=[failure_sensor(site)],
-        # The heavy work of a step runs in processes of its own: one more for each step only costs its start.
+        sensors=[failure_sensor()],
+        # The heavy work of a step runs in processes of its own; one more for each step only takes time to start.
         executor=dg.in_process_executor,
     )

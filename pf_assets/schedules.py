@@ -1,7 +1,7 @@
-"""When things run: every morning yesterday is embedded and released, every week a model is trained and judged.
+"""Schedules and the failure sensor: a release every morning, a new model every week, advice when a run fails.
 
-The paper's lag: a day's logs are complete on the day after. Late rows go to the day on which they happened, so the
-morning's run covers the days that rows can still arrive for; what did not change is left as it is.
+A day's logs are complete on the day after, as in the paper. Late rows go to the day on which they happened, so the
+morning's run covers every day for which rows can still arrive; days without changes are not rebuilt.
 """
 
 import datetime
@@ -12,6 +12,7 @@ import dagster as dg
 from pf_core.config.site import Site
 from pf_core.days import ds_range, shift_ds
 from pf_core.embeddings.tables import snapshot_state
+from pf_core.errors import PipelineError
 
 DAILY_ASSETS = (
     *("raw_actions", "pin_features", "user_timelines", "user_embeddings", "user_embedding_snapshot"),
@@ -21,26 +22,26 @@ DAILY_ASSETS = (
 TRAINING_ASSETS = ("training_set", "pinnerformer_model", "offline_evaluation")
 
 KEEP_MODEL = {"ops": {"user_embeddings": {"config": {"keep_model": True}}}}
-"""A day that is embedded again because of late rows keeps its model; the newest takes the champion."""
+"""Run configuration: days that are embedded again because of late rows keep their model, new days use the champion."""
 
 
 def schedules(site: Site) -> list[dg.ScheduleDefinition]:
     daily = dg.define_asset_job(
         "daily_release",
         dg.AssetSelection.assets(*DAILY_ASSETS),
-        description="Yesterday's logs to a release.",
+        description="Builds every daily asset, from the logs of a day to its release.",
     )
     training = dg.define_asset_job(
         "weekly_training",
         dg.AssetSelection.assets(*TRAINING_ASSETS),
-        description="A new cut, a new model, and its judgement: better or as good, it becomes the champion.",
+        description="Trains a model on a new training set and evaluates it; a good one becomes the champion.",
     )
 
     @dg.schedule(
         job=daily,
         cron_schedule=site.serving.daily_cron,
         execution_timezone="UTC",
-        description="Embeds and releases the day before: its logs are complete now.",
+        description="Releases the day before, whose logs are complete, and rebuilds days that got late rows.",
     )
     def daily_release_schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         return request_for(site, context.scheduled_execution_time)
@@ -50,15 +51,15 @@ def schedules(site: Site) -> list[dg.ScheduleDefinition]:
         job=training,
         cron_schedule=site.serving.training_cron,
         execution_timezone="UTC",
-        description="Trains on the newest cut; the evaluation decides whether the model is promoted.",
+        description="Trains a model on the newest days; the evaluation decides whether it is promoted.",
     )
     return [daily_release_schedule, weekly]
 
 
 def morning_days(site: Site, ds: str) -> list[str]:
-    """What the morning after ds runs: ds, and the days before it that late rows may have arrived for.
+    """Return the days that the run on the morning after `ds` builds: `ds`, and days before it that may have late rows.
 
-    After mornings that were missed or failed, it begins where the last good one ended.
+    If earlier mornings were missed or failed, their days are included.
     """
     source = site.source.actions
     served = [day for day in snapshot_state(site).days() if day < ds]
@@ -67,7 +68,7 @@ def morning_days(site: Site, ds: str) -> list[str]:
 
 
 def request_for(site: Site, tick: datetime.datetime) -> dg.RunRequest | dg.SkipReason:
-    """One run for the day before the tick."""
+    """Request one run for the day before the tick, or skip a day that the site does not have."""
     ds = shift_ds(tick.astimezone(datetime.UTC).date().isoformat(), -1)
     if ds < site.start_ds:
         return dg.SkipReason(f"the site's first day is {site.start_ds}, which is not over yet")
@@ -78,10 +79,10 @@ def request_for(site: Site, tick: datetime.datetime) -> dg.RunRequest | dg.SkipR
     return dg.RunRequest(run_key=ds, tags=tags, run_config=KEEP_MODEL)
 
 
-def failure_sensor(site: Site) -> dg.SensorDefinition:
+def failure_sensor() -> dg.SensorDefinition:
     @dg.run_failure_sensor(
         name="what_to_do",
-        description="Says in a sentence what a failed run means for serving, and what to do.",
+        description="Logs for every failed run why it failed, what it means for serving, and what to do.",
         default_status=dg.DefaultSensorStatus.RUNNING,
         minimum_interval_seconds=30,
     )
@@ -90,7 +91,7 @@ def failure_sensor(site: Site) -> dg.SensorDefinition:
         context.log.error(
             advise(
                 asset=failed[0].step_key if failed else None,
-                reason=_first_line(failed[0]) if failed else context.failure_event.message or "",
+                reason=_reason(failed[0]) if failed else "",
                 tags=context.dagster_run.tags,
             )
         )
@@ -98,27 +99,36 @@ def failure_sensor(site: Site) -> dg.SensorDefinition:
     return what_to_do
 
 
-def _first_line(event: dg.DagsterEvent) -> str:
+def _reason(event: dg.DagsterEvent) -> str:
+    """Return the message of the first error of a failed step; that of a PipelineError ends with its remedy."""
     error = event.step_failure_data.error
     while error is not None and error.cause is not None:
         error = error.cause
-    return "" if error is None else error.message.strip().removeprefix("pf_core.errors.PipelineError: ")
+    if error is None:
+        return "no error was recorded"
+    message = error.message.strip().removesuffix(".")
+    return message.removeprefix(f"{PipelineError.__module__}.{PipelineError.__qualname__}: ")
 
 
 def advise(*, asset: str | None, reason: str, tags: Mapping[str, str]) -> str:
-    """The last release keeps serving, whatever failed; what to do depends on what failed."""
+    """Return why a run failed, what it means for serving (the last release is still served), and what to do.
+
+    `asset` is the asset that failed; None if the run ended before any asset failed.
+    """
+    if asset is None:
+        return (
+            "The run ended before any asset did: its process was killed, or the machine restarted. "
+            "Re-execute it in the UI: finished partitions are not built again."
+        )
+    if asset in TRAINING_ASSETS:
+        return (
+            f"{asset} failed: {reason}. The champion keeps serving. When this is fixed, re-execute the run: training "
+            "continues from its last checkpoint."
+        )
     first = tags.get("dagster/asset_partition_range_start") or tags.get("dagster/partition")
     last = tags.get("dagster/asset_partition_range_end") or first
-    if asset is None:
-        what = "The run ended before any asset did (was its process killed, or the machine restarted?)."
-        todo = "Re-execute it in the UI: what was finished is left as it is."
-    elif asset in TRAINING_ASSETS:
-        what = f"{asset} failed: {reason}"
-        todo = "The champion keeps serving. Mend what the reason names and re-execute; training goes on where it was."
-    else:
-        what = f"{asset} failed: {reason}"
-        rerun = (
-            "" if first is None else f" (or: pf repair --since {first}{'' if last == first else f' --until {last}'})"
-        )
-        todo = f"The previous release keeps serving. Mend what the reason names, then re-execute the run{rerun}."
-    return f"{what} {todo}"
+    until = "" if last == first else f" --until {last}"
+    repair = "" if first is None else f" (or: pf repair --since {first}{until})"
+    return (
+        f"{asset} failed: {reason}. The previous release keeps serving. When this is fixed, re-execute the run{repair}."
+    )

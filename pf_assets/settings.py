@@ -1,25 +1,25 @@
-"""Where the site file is and what every asset of a site shares."""
+"""Settings that the assets of a site share: its site file, its Dagster home, pools and engine.
+
+Commands that only read a release import this module where dagster is not installed; `partitions.py` needs it.
+"""
 
 import os
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pf_core.config.site import Site, load_site
-from pf_core.days import ds_range, shift_ds
 from pf_core.engine.base import Engine
 from pf_core.engine.local import LocalEngine
 from pf_core.engine.spark import SparkEngine
+from pf_core.errors import PipelineError
 from pf_core.storage.files import reaching
 
-if TYPE_CHECKING:  # commands that only read a release work without dagster
-    import dagster as dg
-
 ENGINE_POOL = "engine"
-"""Assets that use the whole machine; the instance lets one run of them at a time."""
+"""Pool of the assets that use the whole machine; the instance runs one of them at a time."""
 
 TRAINING_POOL = "training"
-"""The set and the models that are trained on it: one run at a time, so that the set stands while it is read."""
+"""Pool of the training set and the models trained on it: one run at a time, so that the set stays as it is."""
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -27,23 +27,34 @@ DEMO_SITE = REPOSITORY / "dagster_home" / "demo.yaml"
 
 EXPERIMENTS_SITE = REPOSITORY / "dagster_home" / "experiments" / "experiments.yaml"
 
+INSTANCE_FILE = "dagster.yaml"
+
 
 def site_path(environment: Mapping[str, str], *, otherwise: Path = DEMO_SITE) -> Path:
-    """PF_SITE names the site file; without it, it is the demo's, or what a command takes instead."""
+    """Path of the site file that PF_SITE names; without PF_SITE, the default of the command (mostly the demo's)."""
     return Path(environment.get("PF_SITE") or otherwise)
 
 
 def dagster_home(site_file: Path | None = None) -> str:
-    """Where Dagster keeps what it knows of a site, by default of the one of PF_SITE.
+    """Folder where Dagster keeps the runs and partitions of a site, by default of the site of PF_SITE.
 
-    DAGSTER_HOME belongs to PF_SITE. Otherwise it is the folder of the site file, if a dagster.yaml lies beside it: two
-    sites have assets of the same names, and the partitions of one must not be taken for those of the other.
+    DAGSTER_HOME belongs to PF_SITE. Any other site file needs a dagster.yaml in its folder, which then is its Dagster
+    home. There is no default: two sites have assets of the same names, and in one home their partitions would mix.
     """
     chosen = site_path(os.environ).resolve()
     if os.environ.get("DAGSTER_HOME") and site_file in (None, chosen):
         return os.environ["DAGSTER_HOME"]
-    folder = (site_file or chosen).parent
-    return str(folder if (folder / "dagster.yaml").exists() else DEMO_SITE.parent)
+    site_file = site_file or chosen
+    folder = site_file.parent
+    if not (folder / INSTANCE_FILE).exists():
+        example = DEMO_SITE.with_name(INSTANCE_FILE)
+        raise PipelineError(
+            f"{site_file} has no Dagster home: there is no {INSTANCE_FILE} in its folder, and DAGSTER_HOME is not set "
+            "for it",
+            f"make one with `cp {shlex.quote(str(example))} {shlex.quote(str(folder))}`, or set PF_SITE to this file "
+            "and DAGSTER_HOME to a folder that no other site uses",
+        )
+    return str(folder)
 
 
 def current_site() -> Site:
@@ -51,38 +62,21 @@ def current_site() -> Site:
 
 
 def mlflow_server() -> str:
-    """Where people look at MLflow: links lead there. `pf dev` serves it on this machine."""
+    """Address of the MLflow UI for links; `pf dev` serves it on this machine."""
     return os.environ.get("PF_MLFLOW_SERVER") or "http://localhost:5000"
 
 
-def daily_partitions(site: Site) -> "dg.DailyPartitionsDefinition":
-    """One start for every daily asset; a site that has ended has no partitions after its last day."""
-    import dagster as dg
-
-    end_date = None if site.end_ds is None else shift_ds(site.end_ds, 1)  # dagster excludes it
-    return dg.DailyPartitionsDefinition(start_date=site.start_ds, end_date=end_date)
-
-
-def days_to_check(context: "dg.AssetCheckExecutionContext", existing: Sequence[str]) -> list[str]:
-    """The run's partitions, without those that the retention has dropped; of a check run alone, the newest one."""
-    tags = context.run.tags
-    if "dagster/asset_partition_range_start" in tags:
-        days = ds_range(tags["dagster/asset_partition_range_start"], tags["dagster/asset_partition_range_end"])
-        return [ds for ds in days if ds in existing]
-    if "dagster/partition" in tags:
-        return [tags["dagster/partition"]]
-    return list(existing[-1:])
-
-
 def start_engine(site: Site) -> Engine:
-    """Refuses, in a sentence, a site whose data cannot be reached."""
+    """Start the engine of the site file; raise a PipelineError if the site's data cannot be reached."""
     for path in (site.directory, site.log_root):
         with reaching(path):
             path.exists()
     config = site.engine
     if config.kind == "spark":
         assert config.master is not None
-        return SparkEngine(master=config.master, num_workers=config.num_workers, settings=config.spark)
+        return SparkEngine(
+            master=config.master, num_workers=config.num_workers, memory_mb=config.memory_mb, settings=config.spark
+        )
     return LocalEngine(
         num_workers=site.engine.num_workers, memory_mb=site.engine.memory_mb, temp_dir=site.workspace / "tmp"
     )

@@ -1,11 +1,12 @@
-"""Group `serving`, first half: the day's active users are embedded and merged into everybody's embeddings."""
+"""Group `serving`, users: the embeddings of the day's active users, merged into the embeddings of all users."""
 
 import dagster as dg
 
-from pf_assets.metadata.check_results import verdict_result
+from pf_assets.metadata.check_results import asset_check_result
+from pf_assets.metadata.embeddings import describe_snapshot, describe_user_embeddings
 from pf_assets.metadata.pages import record_days
-from pf_assets.metadata.serving import describe_snapshot, describe_user_embeddings
-from pf_assets.settings import ENGINE_POOL, daily_partitions, days_to_check, start_engine
+from pf_assets.partitions import YESTERDAY, daily_partitions, days_to_check
+from pf_assets.settings import ENGINE_POOL, start_engine
 from pf_assets.tracking.served_models import ServedModels
 from pf_core.config.site import Site
 from pf_core.embeddings.checks import (
@@ -21,13 +22,11 @@ from pf_core.logs.deletion_list import read_deletion_list
 
 GROUP = "serving"
 
-YESTERDAY = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
-
 
 class EmbeddingRun(dg.Config):
     """`everyone`: embed all users on the first day of the run, not only the active ones.
 
-    `keep_model`: a day that is there keeps the model that it was embedded with; only new days take the champion.
+    `keep_model`: embed an existing day again with the model that it has; only new days use the champion.
     """
 
     everyone: bool = False
@@ -51,10 +50,10 @@ def user_embeddings_asset(site: Site) -> dg.AssetsDefinition:
         metadata={"device": site.serving.device, "retention_days": site.serving.retention_days},
     )
     def user_embeddings(context: dg.AssetExecutionContext, config: EmbeddingRun) -> None:
-        """The users who were active on the day, embedded from their newest actions as of it (paper, section 3.6).
+        """New embeddings of the users who were active on the day, from their newest actions (paper, section 3.6).
 
-        This is the paper's point: only who was active needs a new embedding. Every row names its model, the champion
-        when the run began. On the first day, and when the champion changed, everybody is embedded.
+        Only active users need a new embedding, which makes a daily update affordable. Every row names its model: the
+        champion at the start of the run. On the first day, and after the champion has changed, all users are embedded.
         """
         from pf_core.embeddings.users import embed_days  # brings torch, which takes seconds
 
@@ -90,10 +89,10 @@ def user_embedding_snapshot_asset(site: Site) -> dg.AssetsDefinition:
         metadata={"retention_days": site.serving.retention_days},
     )
     def user_embedding_snapshot(context: dg.AssetExecutionContext) -> None:
-        """Everybody's newest embedding as of the day: the day's embeddings merged into those of the day before.
+        """The newest embedding of every user as of the day: the day's embeddings merged into the day before.
 
-        No user is lost by being idle, and a day costs what its active users cost. Every day of the retention stays
-        readable, so that a bad day can be repaired from the one before it.
+        It keeps the users who were not active, at the cost of writing only those who were. Every day within the
+        retention stays readable, so that a bad day can be rebuilt from the day before it.
         """
         models = ServedModels(site)
         with start_engine(site) as engine:
@@ -112,34 +111,34 @@ def user_embedding_snapshot_asset(site: Site) -> dg.AssetsDefinition:
 def embedding_checks(site: Site) -> list[dg.AssetChecksDefinition]:
     @dg.asset_check(asset="user_embeddings", blocking=True)
     def user_embeddings_are_unit_norm(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        """A vector with a NaN or another length breaks every search; one of another model means nothing."""
+        """Every vector is finite, of unit norm and of the day's model: any other would break the search."""
         days = days_to_check(context, embedding_state(site).days())
-        return verdict_result(context, [judge_embeddings(site, ds) for ds in days])
+        return asset_check_result(context, [judge_embeddings(site, ds) for ds in days])
 
     @dg.asset_check(asset="user_embeddings", blocking=True)
     def active_users_are_embedded(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        """If many active users have no usable action, pin features or vocabularies no longer fit the logs."""
+        """Most active users have an embedding: otherwise pin features or vocabularies no longer fit the logs."""
         days = days_to_check(context, embedding_state(site).days())
-        return verdict_result(context, [judge_active_coverage(site, ds) for ds in days])
+        return asset_check_result(context, [judge_active_coverage(site, ds) for ds in days])
 
     @dg.asset_check(asset="user_embedding_snapshot", blocking=True)
     def no_user_is_lost(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        """The snapshot only grows, but for users who asked to be forgotten."""
+        """Every user of the day before is still there, except users who were forgotten or whose actions expired."""
         days = days_to_check(context, snapshot_state(site).days())
-        return verdict_result(context, [judge_users_kept(site, ds) for ds in days])
+        return asset_check_result(context, [judge_users_kept(site, ds) for ds in days])
 
     @dg.asset_check(asset="user_embedding_snapshot", blocking=True)
     def snapshot_has_one_model(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        """Vectors of two models cannot be compared."""
+        """All vectors are of one model: vectors of two models cannot be compared."""
         days = days_to_check(context, snapshot_state(site).days())
-        return verdict_result(context, [judge_one_model(site, ds) for ds in days])
+        return asset_check_result(context, [judge_one_model(site, ds) for ds in days])
 
     @dg.asset_check(asset="user_embedding_snapshot", additional_deps=["user_embeddings"])
     def drift_is_normal(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        """A day that moves users unlike other days has unusual input: look at it before trusting it."""
+        """Embeddings moved about as far as on other days: otherwise the day's input is unusual and needs a look."""
         days = [ds for ds in days_to_check(context, snapshot_state(site).days()) if embedding_state(site).manifest(ds)]
-        verdicts = [judge_drift(site, ds) for ds in days]
-        return verdict_result(context, verdicts, severity=dg.AssetCheckSeverity.WARN)
+        results = [judge_drift(site, ds) for ds in days]
+        return asset_check_result(context, results, severity=dg.AssetCheckSeverity.WARN)
 
     return [
         user_embeddings_are_unit_norm,

@@ -1,13 +1,14 @@
-"""Group `logs`: what the site wrote, as our contracts want it."""
+"""Group `logs`: the actions and pins of the site's logs, in the pipeline's schemas."""
 
 import functools
 
 import dagster as dg
 
-from pf_assets.metadata.check_results import verdict_result
+from pf_assets.metadata.check_results import asset_check_result
 from pf_assets.metadata.logs import describe_pin_features, describe_raw_actions
 from pf_assets.metadata.pages import column_schema, record_days
-from pf_assets.settings import ENGINE_POOL, daily_partitions, days_to_check, start_engine
+from pf_assets.partitions import YESTERDAY, daily_partitions, days_to_check
+from pf_assets.settings import ENGINE_POOL, start_engine
 from pf_core.config.site import Site
 from pf_core.config.source import LearnedVectors
 from pf_core.logs.checks import judge_late_rows, judge_quarantine, judge_volume, trailing_manifests
@@ -36,10 +37,11 @@ def raw_actions_asset(site: Site) -> dg.AssetsDefinition:
         },
     )
     def raw_actions(context: dg.AssetExecutionContext) -> None:
-        """The day's actions: mapped to the contract, validated, de-duplicated, bucketed by user and sorted.
+        """The actions of one day from the site's logs, as one typed table that all other assets can rely on.
 
-        Everything else stands on this one typed table. A row that cannot be used goes to the quarantine with
-        its file, row number and reason; a late row goes to the day on which it happened.
+        Rows are mapped as the site file describes, validated, de-duplicated, bucketed by user and sorted. A row that
+        cannot be used goes to the quarantine with its file, row number and reason; a late row goes to the day on which
+        it happened.
         """
         with start_engine(site) as engine:
             manifests = ingest_days(
@@ -58,8 +60,7 @@ def pin_features_asset(site: Site) -> dg.AssetsDefinition:
     learns = isinstance(site.source.pins.vectors, LearnedVectors)
     deps: list[dg.AssetDep] = []
     if site.source.pins.is_incremental:
-        yesterday = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
-        deps.append(dg.AssetDep("pin_features", partition_mapping=yesterday))
+        deps.append(dg.AssetDep("pin_features", partition_mapping=YESTERDAY))
     if learns:
         deps.append(dg.AssetDep("raw_actions"))
 
@@ -73,9 +74,10 @@ def pin_features_asset(site: Site) -> dg.AssetsDefinition:
         metadata={"vectors": "learned from co-engagement" if learns else "given by the site"},
     )
     def pin_features(context: dg.AssetExecutionContext) -> None:
-        """Every pin's content vector, interest, and whether Homefeed may show it, as of the day.
+        """The content vector of every pin, its interest and whether it is a candidate, as of the day.
 
-        It is what the model knows of a pin: its input for the actions of a sequence and for the pin tower.
+        This is all that the model knows about a pin: its input for the actions of a sequence and for the pin tower.
+        A candidate is a pin that Homefeed may show.
         """
         with start_engine(site) as engine:
             manifests = build_pin_features(site, context.partition_keys, engine=engine, progress=context.log.info)
@@ -87,30 +89,31 @@ def pin_features_asset(site: Site) -> dg.AssetsDefinition:
 def log_checks(site: Site) -> list[dg.AssetChecksDefinition]:
     @dg.asset_check(asset="raw_actions", blocking=True)
     def quarantined_share_is_normal(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        """Too many unusable rows mean a broken log or mapping, not a few broken rows."""
+        """The share of unusable rows is below the limit: above it, the log or the mapping is broken, not a few rows."""
         days = days_to_check(context, ingested_days(site))
-        return verdict_result(context, [judge_quarantine(require_manifest(site, ds), site.quality) for ds in days])
+        return asset_check_result(context, [judge_quarantine(require_manifest(site, ds), site.quality) for ds in days])
 
     @dg.asset_check(asset="raw_actions", blocking=True)
     def volume_is_normal(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        """A day far below or above the days before it is incomplete or doubled."""
+        """The day has about as many actions as the days before it: otherwise it is incomplete or doubled."""
         days = days_to_check(context, ingested_days(site))
-        return verdict_result(
+        return asset_check_result(
             context,
             [judge_volume(require_manifest(site, ds), trailing_manifests(site, ds), site.quality) for ds in days],
         )
 
     @dg.asset_check(asset="raw_actions")
     def late_rows_are_received(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        """A late row waits in its file until the day on which it happened is re-run."""
+        """No late row waits in its file for a re-run of the day on which it happened."""
         days = days_to_check(context, ingested_days(site))
-        verdicts = [judge_late_rows(site, require_manifest(site, ds)) for ds in days]
-        return verdict_result(context, verdicts, severity=dg.AssetCheckSeverity.WARN)
+        results = [judge_late_rows(site, require_manifest(site, ds)) for ds in days]
+        return asset_check_result(context, results, severity=dg.AssetCheckSeverity.WARN)
 
     @dg.asset_check(asset="pin_features", additional_deps=["raw_actions"])
     def actions_have_pin_features(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        """An action without a pin feature is invisible to the model."""
+        """Most actions have a pin with features: the model cannot use the others."""
         days = days_to_check(context, pin_state(site).days())
-        return verdict_result(context, [judge_coverage(site, ds) for ds in days], severity=dg.AssetCheckSeverity.WARN)
+        results = [judge_coverage(site, ds) for ds in days]
+        return asset_check_result(context, results, severity=dg.AssetCheckSeverity.WARN)
 
     return [quarantined_share_is_normal, volume_is_normal, late_rows_are_received, actions_have_pin_features]

@@ -1,13 +1,14 @@
-"""Group `serving`, second half: pins are embedded and indexed, and a release publishes users and pins together."""
+"""Group `serving`, pins and releases: pin embeddings, the index over them, and the release of users and pins."""
 
 import datetime
 
 import dagster as dg
 
-from pf_assets.metadata.check_results import verdict_result
-from pf_assets.metadata.pages import record_days
-from pf_assets.metadata.serving import describe_index, describe_pin_embeddings, describe_release, describe_superseded
-from pf_assets.settings import ENGINE_POOL, daily_partitions, days_to_check, start_engine
+from pf_assets.metadata.check_results import asset_check_result
+from pf_assets.metadata.pages import record_days, record_newest
+from pf_assets.metadata.serving import describe_index, describe_pin_embeddings, describe_release
+from pf_assets.partitions import daily_partitions, days_to_check
+from pf_assets.settings import ENGINE_POOL, start_engine
 from pf_assets.tracking.served_models import ServedModels
 from pf_core.config.site import Site
 from pf_core.embeddings.checks import judge_pin_embeddings
@@ -28,9 +29,10 @@ def pin_embeddings_asset(site: Site) -> dg.AssetsDefinition:
         kinds={"lance", "pytorch"},
     )
     def pin_embeddings(context: dg.AssetExecutionContext) -> None:
-        """Every candidate pin through the pin tower of the model that embedded the day's users (paper, section 3.6).
+        """The embedding of every candidate pin, by the pin tower of the model that embedded the day's users.
 
-        It is a small MLP on a feature that is there already, so it is computed from scratch every day.
+        Users and pins can be compared only if one model embedded both (paper, section 3.6). The pin tower is a small
+        MLP on existing features, so all pins are embedded every day.
         """
         from pf_core.embeddings.pins import embed_pin_days  # brings torch, which takes seconds
 
@@ -62,19 +64,17 @@ def pin_index_asset(site: Site) -> dg.AssetsDefinition:
         },
     )
     def pin_index(context: dg.AssetExecutionContext) -> None:
-        """The candidates as an HNSW graph, which finds a user's nearest pins in a millisecond (paper, section 3.6).
+        """The candidate pins as an HNSW graph, which finds the nearest pins of a user in a millisecond.
 
-        How hard a search looks (`ef`) is raised until sampled users of the day's snapshot find what exact search finds.
-        Of a range of days, the newest is indexed: that is the one to be released.
+        The search effort (`ef`) is raised until sampled users of the day's snapshot find what exact search finds. A run
+        over several days indexes only the newest, because only that one is released (paper, section 3.6).
         """
         from pf_core.serving.build_index import build_index_days  # brings torch, which takes seconds
 
-        *earlier, newest = context.partition_keys
+        newest = context.partition_keys[-1:]
         with start_engine(site) as engine:
-            for manifest in build_index_days(site, [newest], engine=engine, progress=context.log.info):
-                context.add_asset_metadata(describe_index(site, manifest), partition_key=newest)
-        for ds in earlier:
-            context.add_asset_metadata(describe_superseded(newest), partition_key=ds)
+            for manifest in build_index_days(site, newest, engine=engine, progress=context.log.info):
+                record_newest(context, describe_index(site, manifest))
 
     return pin_index
 
@@ -93,19 +93,17 @@ def release_asset(site: Site) -> dg.AssetsDefinition:
         metadata={"store": site.serving.store.kind, "keep_releases": site.serving.keep_releases},
     )
     def release(context: dg.AssetExecutionContext) -> None:
-        """What services read: the users' store and the pin index of one day and one model, published by one pointer.
+        """What services read: the users' store and the pin index of one day and one model, published together.
 
-        It is built aside and verified; the previous releases stay for an instant rollback. Of a range of days, the
-        newest is released.
+        It is built and verified before it becomes the current release, in one step; previous releases are kept, so that
+        a rollback takes an instant. A run over several days releases only the newest.
         """
         from pf_core.serving.publish import publish_release
 
-        *earlier, newest = context.partition_keys
+        newest = context.partition_keys[-1]
         with start_engine(site) as engine:
             manifest = publish_release(site, newest, engine=engine, progress=context.log.info)
-        context.add_asset_metadata(describe_release(site, manifest), partition_key=newest)
-        for ds in earlier:
-            context.add_asset_metadata(describe_superseded(newest), partition_key=ds)
+        record_newest(context, describe_release(site, manifest))
 
     return release
 
@@ -113,20 +111,20 @@ def release_asset(site: Site) -> dg.AssetsDefinition:
 def serving_checks(site: Site) -> list[dg.AssetChecksDefinition]:
     @dg.asset_check(asset="pin_embeddings", blocking=True)
     def candidates_are_embedded(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        """Every candidate has one embedding of unit norm, of the model of the day's users."""
+        """Every candidate pin has one embedding of unit norm, by the model of the day's users."""
         days = days_to_check(context, pin_embedding_state(site).days())
-        return verdict_result(context, [judge_pin_embeddings(site, ds) for ds in days])
+        return asset_check_result(context, [judge_pin_embeddings(site, ds) for ds in days])
 
     @dg.asset_check(asset="pin_index", blocking=True)
     def index_finds_the_nearest_pins(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        """An index that misses neighbours recommends worse pins, silently."""
+        """The index finds what exact search finds: one that misses pins makes recommendations worse silently."""
         existing = sorted(path.parent.name for path in (site.directory / "pin_index").glob(f"*/{MANIFEST}"))
         newest = [ds for ds in days_to_check(context, existing) if ds in existing][-1:]
-        return verdict_result(context, [judge_index(site, ds) for ds in newest])
+        return asset_check_result(context, [judge_index(site, ds) for ds in newest])
 
     @dg.asset_check(asset="release", blocking=True)
     def store_holds_the_snapshot(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         """Every user of the snapshot can be looked up in the current release."""
-        return verdict_result(context, [judge_release(site)])
+        return asset_check_result(context, [judge_release(site)])
 
     return [candidates_are_embedded, index_finds_the_nearest_pins, store_holds_the_snapshot]

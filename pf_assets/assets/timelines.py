@@ -1,12 +1,15 @@
-"""Group `timelines`: every user's actions in one row."""
+"""Group `timelines`: one row for each user, with all actions of the trailing window."""
 
 import functools
 
 import dagster as dg
 
-from pf_assets.metadata.logs import describe_user_timelines
+from pf_assets.metadata.check_results import asset_check_result
 from pf_assets.metadata.pages import column_schema, record_days
-from pf_assets.settings import ENGINE_POOL, daily_partitions, days_to_check, start_engine
+from pf_assets.metadata.timelines import describe_user_timelines
+from pf_assets.partitions import YESTERDAY, daily_partitions, days_to_check
+from pf_assets.settings import ENGINE_POOL, start_engine
+from pf_core.check_result import CheckResult
 from pf_core.config.site import Site
 from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.schemas import user_timelines_schema
@@ -17,7 +20,7 @@ GROUP = "timelines"
 
 
 class TimelineRun(dg.Config):
-    """`rebuild`: make the first day of the run from the logs of its whole window, not from the day before."""
+    """`rebuild`: build the first day of the run from the logs of its whole window, not from the day before."""
 
     rebuild: bool = False
 
@@ -32,9 +35,7 @@ def user_timelines_asset(site: Site) -> dg.AssetsDefinition:
         pool=ENGINE_POOL,
         deps=[
             dg.AssetDep("raw_actions"),
-            dg.AssetDep(
-                "user_timelines", partition_mapping=dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
-            ),
+            dg.AssetDep("user_timelines", partition_mapping=YESTERDAY),
         ],
         kinds={"lance"},
         metadata={
@@ -45,10 +46,11 @@ def user_timelines_asset(site: Site) -> dg.AssetsDefinition:
         },
     )
     def user_timelines(context: dg.AssetExecutionContext, config: TimelineRun) -> None:
-        """One row a user: the trailing window's actions in ascending order, as of the day (paper, section 3.5).
+        """Every user's actions of the trailing window in one row, in ascending order, as of the day.
 
-        Training samples its examples from it, and inference takes its newest actions. A day is built from the
-        one before it by touching the users who were active, and equals a rebuild from the logs.
+        Training samples its examples from these rows, and inference reads the newest actions of a user from one row
+        instead of from a year of logs. A day is built from the day before by updating the users who were active; the
+        result equals a rebuild from the logs (paper, section 3.5).
         """
         with start_engine(site) as engine:
             manifests = build_timelines(
@@ -67,13 +69,10 @@ def user_timelines_asset(site: Site) -> dg.AssetsDefinition:
 def timeline_checks(site: Site) -> list[dg.AssetChecksDefinition]:
     @dg.asset_check(asset="user_timelines", blocking=True)
     def timelines_are_sound(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        """Every active user has one row, in ascending order, with nothing later than the day."""
+        """Every active user has one row, whose actions are in ascending order and not later than the day."""
         days = days_to_check(context, timeline_state(site).days())
-        faults = {ds: fault for ds in days if (fault := audit_day(site, ds)) is not None}
-        return dg.AssetCheckResult(
-            passed=not faults,
-            description="; ".join(f"{ds}: {fault}" for ds, fault in faults.items()) or "no fault found",
-            metadata={"days_audited": len(days)},
-        )
+        faults = {ds: audit_day(site, ds) for ds in days}
+        results = [CheckResult(ds, fault is None, fault or "no fault found") for ds, fault in faults.items()]
+        return asset_check_result(context, results)
 
     return [timelines_are_sound]

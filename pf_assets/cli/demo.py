@@ -10,7 +10,7 @@ from pf_assets.cli.runs import materialize, missing_days
 from pf_assets.cli.world import write_world
 from pf_assets.schedules import DAILY_ASSETS, KEEP_MODEL, morning_days
 from pf_assets.settings import DEMO_SITE, mlflow_server
-from pf_assets.tracking.tracking import TrackedRun, run_url
+from pf_assets.tracking.runs import TrackedRun, run_url
 from pf_core.config.site import Site, load_site
 from pf_core.days import ds_range, shift_ds
 from pf_core.embeddings.snapshot import read_snapshot

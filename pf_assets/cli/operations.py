@@ -21,7 +21,7 @@ from pf_core.operations.status import asset_statuses
 from pf_core.serving.export import export_embeddings
 from pf_core.serving.releases import list_releases
 from pf_core.serving.rollback import forget_users
-from pf_core.storage.files import path_of, replace_text
+from pf_core.storage.files import path_of, write_text
 
 
 def status() -> None:
@@ -63,7 +63,7 @@ def forget(users: Annotated[list[str], typer.Argument(help="user ids, as in the 
     site = current_site()
     if site.deletion_list is None:
         raise PipelineError("the site file names no deletion_list", "add `deletion_list: forget.txt` to it")
-    ids = [parse_user_id(site, user) for user in users]
+    ids = [parse_user_id(user, site.source.actions.user_id.type) for user in users]
     known = set(read_deletion_list(site).to_pylist())
     added = [user_id for user_id in dict.fromkeys(ids) if user_id not in known]
     _append_lines(path_of(site.deletion_list), [str(user_id) for user_id in added])
@@ -88,7 +88,7 @@ def _append_lines(path: Path, lines: list[str]) -> None:
         + ("" if before in ("", "\n") or before.endswith("\n") else "\n")
         + "".join(f"{line}\n" for line in lines)
     )
-    replace_text(path, text)
+    write_text(path, text)
 
 
 def repair(

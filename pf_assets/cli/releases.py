@@ -27,7 +27,7 @@ def recommend(
 
 def show_recommendations(site: Site, user: str, *, k: int, recent: int) -> None:
     release = Serving(site).release()
-    user_id = parse_user_id(site, user)
+    user_id = parse_user_id(user, site.source.actions.user_id.type)
     hits = release.recommend(user_id, k=k)
     manifest = release.manifest
     typer.secho(f"user {user} in release {manifest['release']} (model {manifest['model_version']})", bold=True)

@@ -1,4 +1,4 @@
-"""Start the training processes, follow them, and end them.
+"""Training processes: start them, receive their measurements, and end them.
 
-Read `training.py` first; `train_job.py` is what each rank runs.
+Read `training.py` first; `processes.py` starts the ranks, and `train_job.py` is what each rank runs.
 """

@@ -1,31 +1,62 @@
-"""One training, as every asset that trains does it: its processes are started, and what they measure is handed on.
+"""Train a planned model in processes of its own, and track it in MLflow.
 
 The folder of a planned model decides what is left to do: nothing if it is trained, the rest if it was interrupted.
 """
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import dagster as dg
 
 from pf_assets.launch.processes import run_ranks
 from pf_assets.launch.train_job import TrainJob
-from pf_assets.settings import REPOSITORY
-from pf_assets.tracking.tracking import TrackedRun, Tracking, git_commit
+from pf_assets.metadata.model import plot_training
+from pf_assets.metadata.pages import save_figure
+from pf_assets.settings import REPOSITORY, mlflow_server
+from pf_assets.tracking.runs import RunStore, TrackedRun, git_commit, run_url
+from pf_assets.tracking.tracking import Tracking
 from pf_core.config.site import Site
-from pf_core.storage.files import write_json
-from pf_core.training.plan import Measurement, PlannedModel
+from pf_core.storage.files import remove_tree, rename_folder, write_json
+from pf_core.training.plan import Measurement, PlannedModel, find_fault
+from pf_core.training.training_set import DESCRIPTION
 
 NUM_OBSERVATIONS = 30
-"""Of a training run: points of the curves on the asset's page while it is trained."""
+"""Number of points in the curves that the asset's page shows while a model is trained."""
 
 OBSERVED = ("loss", "recall_at_10", "temperature", "examples_per_s", "data_wait_share")
 
 
+def train_and_register(context: dg.AssetExecutionContext, site: Site, plan: PlannedModel) -> TrackedRun:
+    """Train the model unless it is trained already, and register it as the candidate if its loss fell."""
+    tracking = Tracking(site)
+    run = tracking.find(plan.run_dir)
+    if plan.is_trained:
+        context.log.info(
+            f"model {plan.model_version} is trained already, from the same configuration, training set and code: "
+            f"{plan.run_dir}. The run configuration retrain: true trains it again"
+        )
+    if run is None or run.version is None or not plan.is_trained:
+        tags = source_tags(context, site) | model_tags(site, plan)
+        params = plan.config.model_dump(mode="json")
+        run = tracking.start(plan.run_dir, name=plan.model_version, params=params, tags=tags)
+        context.log.info(f"model {plan.model_version}; MLflow run {run_url(run, mlflow_server())}")
+        with tracking.watching(run):
+            train_planned(context, site, plan, tracking, run)
+            save_figure(plot_training(plan.history), plan.run_dir / "training.png")
+            names = ("model", "result.json", "history.jsonl", "training.png")
+            tracking.keep(run, [*(plan.run_dir / name for name in names), plan.training_set / DESCRIPTION])
+    fault = find_fault(plan.history)
+    if fault is not None:
+        context.log.error(f"model {plan.model_version} is not registered: {fault}")
+        return run
+    return tracking.register(run, plan.run_dir, model_version=plan.model_version)
+
+
 def train_planned(
-    context: dg.AssetExecutionContext, site: Site, plan: PlannedModel, tracking: Tracking, run: TrackedRun
+    context: dg.AssetExecutionContext, site: Site, plan: PlannedModel, tracking: RunStore, run: TrackedRun
 ) -> None:
-    """Train what is not trained yet; afterwards the run in MLflow has the whole history."""
+    """Train the model unless it is trained already; afterwards its MLflow run has the complete history."""
     if not plan.is_trained:
         launch, num_steps = site.training.launch, plan.config.optimizer.num_steps
         job = TrainJob(
@@ -44,8 +75,16 @@ def train_planned(
     tracking.measure_missing(run, plan.history)
 
 
+def set_aside(run_dir: Path) -> None:
+    """Rename a model's folder before it is retrained, in case that fails; it is kept until the next retraining."""
+    aside = run_dir.with_name(f"{run_dir.name}.before-retrain")
+    if run_dir.exists():
+        remove_tree(aside)
+        rename_folder(run_dir, aside)
+
+
 def source_tags(context: dg.AssetExecutionContext, site: Site) -> dict[str, str]:
-    """Where a run of MLflow comes from."""
+    """Tags of an MLflow run that name the asset, code, site and Dagster run that it comes from."""
     return {
         "mlflow.source.name": context.asset_key.to_user_string(),
         "mlflow.source.type": "JOB",
@@ -57,7 +96,7 @@ def source_tags(context: dg.AssetExecutionContext, site: Site) -> dict[str, str]
 
 
 def model_tags(site: Site, plan: PlannedModel) -> dict[str, str]:
-    """What decides a model, and where it lies."""
+    """Tags of an MLflow run that name what decides the model, and its folder."""
     launch = site.training.launch
     return {
         "code": plan.code,
@@ -70,10 +109,10 @@ def model_tags(site: Site, plan: PlannedModel) -> dict[str, str]:
 
 
 class _Curve:
-    """Measurements as they come: all of them to MLflow, a few as observations, which Dagster plots over time."""
+    """Receives measurements during training: logs all in MLflow, and a few as observations, which Dagster plots."""
 
     def __init__(
-        self, context: dg.AssetExecutionContext, tracking: Tracking, run: TrackedRun, *, num_steps: int
+        self, context: dg.AssetExecutionContext, tracking: RunStore, run: TrackedRun, *, num_steps: int
     ) -> None:
         self._context, self._tracking, self._run = context, tracking, run
         self._num_steps = num_steps

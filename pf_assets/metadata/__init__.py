@@ -1,4 +1,5 @@
-"""What a person sees on an asset's page: counts, tables and plots, made from manifests.
+"""Metadata of the asset pages: counts, tables and plots, made from manifests.
 
-`pages.py` has the pieces; the other modules have one function for each asset.
+One module for each module of `pf_assets.assets`, with one `describe_` function for each asset. Read `pages.py` first:
+it has what they share. `check_results.py` turns the checks of pf_core into results of asset checks.
 """

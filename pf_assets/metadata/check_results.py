@@ -1,24 +1,32 @@
-"""Judgements of pf_core as the results of asset checks."""
+"""Results of pf_core's data checks, as results of Dagster's asset checks."""
+
+from collections.abc import Sequence
 
 import dagster as dg
 
 from pf_core.check_result import CheckResult
 
+MAX_SHOWN = 5
 
-def verdict_result(
+
+def asset_check_result(
     context: dg.AssetCheckExecutionContext,
-    verdicts: list[CheckResult],
+    results: Sequence[CheckResult],
+    *,
     severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR,
 ) -> dg.AssetCheckResult:
-    failed = [verdict for verdict in verdicts if not verdict.passed]
-    shown = failed or verdicts
+    """Combine the results of several days into one, which passes if every day passed.
+
+    Its description names the days that failed, or some that passed; its metadata has a table of all days.
+    """
+    failed = [result for result in results if not result.passed]
     log = context.log.error if severity == dg.AssetCheckSeverity.ERROR else context.log.warning
-    for verdict in failed:
-        log(f"{verdict.ds}: {verdict.reason}")
-    rows = [dg.TableRecord({"ds": v.ds, "passed": v.passed, "reason": v.reason}) for v in verdicts]
+    for result in failed:
+        log(f"{result.ds}: {result.reason}")
+    rows = [dg.TableRecord({"ds": each.ds, "passed": each.passed, "reason": each.reason}) for each in results]
     return dg.AssetCheckResult(
         passed=not failed,
         severity=severity,
-        description="; ".join(f"{verdict.ds}: {verdict.reason}" for verdict in shown[:5]),
+        description="; ".join(f"{result.ds}: {result.reason}" for result in (failed or results)[:MAX_SHOWN]),
         metadata={"days": dg.MetadataValue.table(rows)},
     )

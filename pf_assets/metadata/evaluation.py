@@ -1,4 +1,4 @@
-"""What a person sees of an evaluation: who did how well, at which frequency, for which action type, how long after."""
+"""Metadata of offline_evaluation: metrics by model, embedding frequency and action type, and recall by day."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,14 +8,13 @@ import dagster as dg
 from matplotlib.figure import Figure
 
 from pf_assets.metadata.pages import Metadata, picture, table
+from pf_core.evaluation.manifest import EvaluationManifest, MetricSummary, recall_by_type
 from pf_core.storage.builds import MANIFEST
 
 FIGURE = "recall_by_day.png"
 
-BY_TYPE = "recall_at_10/"
 
-
-def describe_evaluation(folder: Path, manifest: Mapping[str, Any], urls: Mapping[str, str]) -> Metadata:
+def describe_evaluation(folder: Path, manifest: EvaluationManifest, urls: Mapping[str, str]) -> Metadata:
     roles = {manifest["candidate"]: "candidate", manifest["champion"]: "champion"}
     if manifest["candidate"] == manifest["champion"]:
         roles[manifest["candidate"]] = "candidate and champion"
@@ -44,12 +43,7 @@ def describe_evaluation(folder: Path, manifest: Mapping[str, Any], urls: Mapping
         ),
         "by_action_type": table(
             [
-                {"who": label(name)}
-                | {
-                    key.removeprefix(BY_TYPE): _figure(value)
-                    for key, value in summary["once"].items()
-                    if BY_TYPE in key
-                }
+                {"who": label(name)} | {word: _figure(value) for word, value in recall_by_type(summary["once"]).items()}
                 for name, summary in summaries.items()
             ]
         ),
@@ -64,7 +58,7 @@ def describe_evaluation(folder: Path, manifest: Mapping[str, Any], urls: Mapping
     }
 
 
-def _row(summary: Mapping[str, Any]) -> dict[str, Any]:
+def _row(summary: MetricSummary) -> dict[str, Any]:
     return {
         "recall_at_10": _figure(summary["recall_at_10"]),
         "95 % interval": " to ".join(map(_figure, summary["recall_at_10_interval"])),
@@ -78,7 +72,7 @@ def _figure(value: float) -> str:
     return f"{value:.4f}"
 
 
-def plot_by_day(manifest: Mapping[str, Any]) -> Figure:
+def plot_by_day(manifest: EvaluationManifest) -> Figure:
     """Of the candidate's positives on each day after the cut, the share that was found: how an embedding grows old."""
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     axes = figure.add_subplot()

@@ -1,22 +1,19 @@
-"""Pages of raw_actions, pin_features and user_timelines, made from a partition's manifest."""
+"""Metadata of raw_actions and pin_features, made from a partition's manifest."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
-from matplotlib.figure import Figure
 
-from pf_assets.metadata.pages import MAX_SAMPLE_ROWS, Metadata, picture, table
+from pf_assets.metadata.pages import MAX_SAMPLE_ROWS, Metadata, table
 from pf_core.config.site import Site
-from pf_core.logs import partition as raw_actions
+from pf_core.logs.partition import partition_dir, read_quarantine
 from pf_core.pins.features import read_pin_features
-from pf_core.timelines.build import LENGTH_BINS, timeline_state
 
 
 def describe_raw_actions(site: Site, manifest: Mapping[str, Any]) -> Metadata:
-    counts = manifest["counts"]
-    ds = manifest["ds"]
-    num_bytes = sum(entry["num_bytes"] for entry in manifest["files"])
+    """How many rows were read and kept, what became of the others, and a sample of the quarantine."""
+    counts, ds = manifest["counts"], manifest["ds"]
     return {
         "actions": counts["kept"],
         "users": counts["users"],
@@ -37,16 +34,17 @@ def describe_raw_actions(site: Site, manifest: Mapping[str, Any]) -> Metadata:
         "actions_by_type": _shares("action_type", manifest["by_type"]),
         "actions_by_surface": _shares("surface", manifest["by_surface"]),
         "quarantine": _shares("reason", manifest["quarantined_by_reason"]),
-        "quarantine_sample": table(_sample(site, raw_actions.read_quarantine(site, ds))),
+        "quarantine_sample": table(_sample(site, read_quarantine(site, ds))),
         "rows_outside_site_days": manifest["outside_site_days"],
-        "bytes": num_bytes,
+        "bytes": sum(entry["num_bytes"] for entry in manifest["files"]),
         "seconds": manifest["seconds"],
-        "path": dg.MetadataValue.path(str(raw_actions.partition_dir(site, ds) / manifest["build"])),
+        "path": dg.MetadataValue.path(str(partition_dir(site.directory, ds) / manifest["build"])),
         "dagster/row_count": counts["kept"],
     }
 
 
 def describe_pin_features(site: Site, manifest: Mapping[str, Any], seconds: float) -> Metadata:
+    """How many pins there are, how many are new or candidates, and their largest interests."""
     counts = manifest["counts"]
     interests = read_pin_features(site, manifest["ds"], ["interest"])["interest"].value_counts().to_pylist()
     by_interest = {row["values"]: row["counts"] for row in interests}
@@ -65,34 +63,8 @@ def describe_pin_features(site: Site, manifest: Mapping[str, Any], seconds: floa
     }
 
 
-def describe_user_timelines(site: Site, manifest: Mapping[str, Any], seconds: float) -> Metadata:
-    counts, ds = manifest["counts"], manifest["ds"]
-    lengths = [sum(bucket["lengths"][index] for bucket in manifest["buckets"]) for index in range(len(LENGTH_BINS))]
-    root = timeline_state(site).root
-    file = root / "plots" / f"{ds}.png"
-    return {
-        "users": counts["users"],
-        "actions": counts["actions"],
-        "active_users": counts["active_users"],
-        "new_users": counts["new_users"],
-        "forgotten_users": counts["forgotten_users"],
-        "built_from": manifest["built_from"],
-        "timeline_lengths": picture(_plot_lengths(lengths, ds), file),
-        "timeline_lengths_png": dg.MetadataValue.path(str(file)),
-        "buckets": table(
-            [
-                {key: bucket[key] for key in ("bucket", "users", "actions", "active_users", "version", "fragments")}
-                for bucket in manifest["buckets"]
-            ]
-        ),
-        "seconds": round(seconds, 2),
-        "path": dg.MetadataValue.path(str(root)),
-        "dagster/row_count": counts["users"],
-    }
-
-
 def _sample(site: Site, quarantine: Any) -> list[Metadata]:
-    """A few quarantined rows, narrow enough to read."""
+    """Return a few quarantined rows with the columns that fit on a page."""
     rows = quarantine.slice(0, MAX_SAMPLE_ROWS).to_pylist()
     for row in rows:
         row["source_file"] = row["source_file"].removeprefix(f"{site.log_root}/")
@@ -100,18 +72,7 @@ def _sample(site: Site, quarantine: Any) -> list[Metadata]:
 
 
 def _shares(name: str, counts: Mapping[str, int]) -> dg.MetadataValue:
+    """Return a table of the largest counts with their shares of the total."""
     total = sum(counts.values())
     largest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_SAMPLE_ROWS]
     return table([{name: key, "count": count, "share": f"{count / total:.2%}"} for key, count in largest])
-
-
-def _plot_lengths(lengths: Sequence[int], ds: str) -> Figure:
-    last = max((index for index, count in enumerate(lengths) if count), default=0)
-    figure = Figure(figsize=(7, 3), layout="constrained")
-    axes = figure.add_subplot()
-    names = [f"{low}" if low == 1 else f"{low}-{2 * low - 1}" for low in LENGTH_BINS[: last + 1]]
-    axes.bar(names, lengths[: last + 1], color="#bd081c")
-    axes.set(xlabel="actions in the timeline", ylabel="users", title=f"Timeline lengths, {ds}")
-    axes.tick_params(axis="x", rotation=45)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure

@@ -1,4 +1,4 @@
-"""Pages of training_set and pinnerformer_model."""
+"""Metadata of training_set and pinnerformer_model, and the plot of a training."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ from pf_assets.metadata.pages import MAX_SAMPLE_ROWS, Metadata, picture, table
 
 
 def describe_training_set(path: Path, manifest: Mapping[str, Any]) -> Metadata:
+    """How many users, actions and pins each split has, and what was left out of it."""
     counts = manifest["counts"]
     splits = [{"split": split, **counts[split]} for split in ("train", "held_out")]
     left_out = {
@@ -40,6 +41,7 @@ def describe_training_set(path: Path, manifest: Mapping[str, Any]) -> Metadata:
 def describe_model(
     run_dir: Path, manifest: Mapping[str, Any], history: Sequence[Mapping[str, float]], mlflow_url: str
 ) -> Metadata:
+    """How the training went (its curves, speed and last measurements), and where model and MLflow run are."""
     result, metrics = manifest["result"], manifest["result"]["metrics"]
     file = run_dir / "training.png"
     return {
@@ -66,17 +68,18 @@ def describe_model(
 
 
 def _number(value: float) -> float | str:
-    """Dagster's pages cannot show NaN."""
+    """Return the value, or "undefined" for NaN, which Dagster's pages cannot show."""
     return value if math.isfinite(value) else "undefined"
 
 
 def _mean(history: Sequence[Mapping[str, float]], name: str) -> float:
+    """Return the mean of a measurement over the steps that have it."""
     values = [measurement[name] for measurement in history if name in measurement]
     return sum(values) / len(values)
 
 
 def _sparse(history: Sequence[Mapping[str, float]]) -> list[Metadata]:
-    """A few rows from the first to the last step, each with what was known by then."""
+    """Return a few steps from the first to the last, each with the newest value of every measurement by then."""
     known: dict[int, dict[str, float]] = {}
     latest: dict[str, float] = {}
     for measurement in history:
@@ -92,6 +95,7 @@ def _sparse(history: Sequence[Mapping[str, float]]) -> list[Metadata]:
 
 
 def plot_training(history: Sequence[Mapping[str, float]]) -> Figure:
+    """Loss (left axis) and recall@10 of the held-out users (right axis) by step."""
     figure = Figure(figsize=(7, 3), layout="constrained")
     left = figure.add_subplot()
     right = left.twinx()

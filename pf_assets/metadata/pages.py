@@ -1,4 +1,4 @@
-"""Pieces of an asset's page: tables, plots, schemas."""
+"""What the metadata of all assets is made of: entries by partition, tables, figures and column schemas."""
 
 import base64
 import io
@@ -13,6 +13,10 @@ from matplotlib.figure import Figure
 Metadata = dict[str, Any]
 
 MAX_SAMPLE_ROWS = 12
+"""Largest number of rows in a table that shows a sample."""
+
+
+# Partitions
 
 
 def record_days(
@@ -20,37 +24,58 @@ def record_days(
     manifests: Iterable[Mapping[str, Any]],
     describe: Callable[[Mapping[str, Any], float], Metadata],
 ) -> None:
-    """Build day after day, and give each partition its own metadata: what a range run returns goes to all alike."""
+    """Build one day after the other, and attach to each partition the metadata of its own manifest.
+
+    `manifests` builds a day when its manifest is read; `describe` is called with the manifest and the seconds that the
+    day took. Metadata that the asset function returned would be attached to every partition of the range.
+    """
     started = time.monotonic()
     for manifest in manifests:
         context.add_asset_metadata(describe(manifest, time.monotonic() - started), partition_key=manifest["ds"])
         started = time.monotonic()
 
 
+def record_newest(context: dg.AssetExecutionContext, metadata: Metadata) -> None:
+    """Attach the metadata to the newest partition of the run, which is the only one that was built."""
+    *earlier, newest = context.partition_keys
+    context.add_asset_metadata(metadata, partition_key=newest)
+    for ds in earlier:
+        superseded = {"published": False, "why": f"the same run built {newest}, which is newer"}
+        context.add_asset_metadata(superseded, partition_key=ds)
+
+
+# Values
+
+
 def column_schema(schema: Any) -> dg.TableSchema:
-    """An Arrow schema for the asset's definition page."""
+    """Return an Arrow schema as Dagster shows it on an asset's definition page."""
     return dg.TableSchema([dg.TableColumn(field.name, str(field.type)) for field in schema])
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> dg.MetadataValue:
+    """Return rows as a table, or the text "none" without rows; numbers have four significant digits."""
     if not rows:
         return dg.MetadataValue.text("none")
-    return dg.MetadataValue.table([dg.TableRecord({k: _plain(v) for k, v in row.items()}) for row in rows])
+    return dg.MetadataValue.table([dg.TableRecord({k: _cell(v) for k, v in row.items()}) for row in rows])
 
 
-def _plain(value: Any) -> Any:
+def _cell(value: Any) -> str | int | bool | float:
     if isinstance(value, float):
-        return float(f"{value:.4g}")  # a table is there to be read
+        return float(f"{value:.4g}")
     return value if isinstance(value, str | int | bool) else str(value)
 
 
 def picture(figure: Figure, path: Path) -> dg.MetadataValue:
-    """The figure inline; it is kept as a file, too, because the page shows Markdown only behind a link."""
+    """Save the figure as a PNG file and return it inline as Markdown.
+
+    The file is there because the page shows Markdown only after a click.
+    """
     encoded = base64.b64encode(save_figure(figure, path)).decode()
     return dg.MetadataValue.md(f"![{path.stem}](data:image/png;base64,{encoded})")
 
 
 def save_figure(figure: Figure, path: Path) -> bytes:
+    """Write the figure to a PNG file, and return the file's content."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=80)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from pf_core.experiments.bootstrap import Interval, Resampled
-from pf_core.experiments.claims import HIDDEN_DIMS, LAYERS
+from pf_core.experiments.families import HIDDEN_DIMS, LAYERS
 from pf_core.experiments.paper_tables import PAPER_HIDDEN_DIMS, PAPER_LAYERS
 from pf_core.experiments.quantities import Metric
 from pf_core.experiments.recipe import BASE

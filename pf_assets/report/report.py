@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from pf_assets.report.figures import Point, plot_cost, plot_density, plot_section, plot_staleness
 from pf_assets.report.markdown import to_markdown
-from pf_assets.report.page import PAGE
 from pf_assets.report.views import MARKS, Picture, Report, SectionView, view_claim, view_table
 from pf_core.config.training import ModelConfig, TrainConfig, demo
-from pf_core.experiments.bootstrap import MARGIN, NUM_DRAWS, ClaimVerdict, Interval, Resampled, judge
-from pf_core.experiments.claims import HIDDEN_DIMS, LAYERS, LONGER_RECIPES, Results, of_capacity, of_length
+from pf_core.experiments.bootstrap import MARGIN, NUM_DRAWS, ClaimVerdict, Interval, Resampled, assess_claim
+from pf_core.experiments.claims import LONGER_RECIPES, Results
+from pf_core.experiments.families import HIDDEN_DIMS, LAYERS, recipe_of_capacity, recipes_by_length
 from pf_core.experiments.paper_claims import all_claims
 from pf_core.experiments.paper_tables import paper_sections
 from pf_core.experiments.quantities import Metric
@@ -32,6 +32,9 @@ from pf_core.experiments.tables import Section
 from pf_core.model.flops import flops_per_user
 
 DPI = 120
+
+PAGE = "page.html.j2"
+"""The template of the page, in this folder: loops and conditions, no other logic."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +77,7 @@ class ReportFacts:
 
 def build_report(results: Results, facts: ReportFacts) -> Report:
     base, resampled = _base_model(facts), Resampled(results)
-    verdicts = [judge(claim, resampled) for claim in all_claims(base, results.tasks)]
+    verdicts = [assess_claim(claim, resampled) for claim in all_claims(base, results.tasks)]
     sections = [_view_section(section, resampled, verdicts, facts) for section in paper_sections(base, results.tasks)]
     staleness, cost = _staleness(resampled), _cost(base, resampled, facts)
     counts = Counter(judged.verdict for judged in verdicts if not judged.claim.is_ours)
@@ -96,8 +99,15 @@ def build_report(results: Results, facts: ReportFacts) -> Report:
 
 
 def render_html(report: Report) -> str:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(PAGE).render(report=report, marks=MARKS)
+    """Return the report as one HTML page that needs no network."""
+    environment = Environment(
+        loader=PackageLoader("pf_assets", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(PAGE).render(report=report, marks=MARKS)
 
 
 def render_markdown(report: Report, figure_dir: Path) -> str:
@@ -182,9 +192,11 @@ def _staleness(resampled: Resampled) -> SectionView:
 def _cost(base: ModelConfig, resampled: Resampled, facts: ReportFacts) -> SectionView:
     families = {
         "capacity": {
-            f"{layers}×{hidden}": of_capacity(base, layers, hidden) for layers in LAYERS for hidden in HIDDEN_DIMS
+            f"{layers}×{hidden}": recipe_of_capacity(base, layers, hidden)
+            for layers in LAYERS
+            for hidden in HIDDEN_DIMS
         },
-        "sequence length": {f"{length} actions": recipe for length, recipe in of_length(base).items()},
+        "sequence length": {f"{length} actions": recipe for length, recipe in recipes_by_length(base).items()},
     }
     points = [
         Point(

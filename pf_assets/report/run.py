@@ -16,7 +16,7 @@ from pf_assets.report.report import NoisyFacts, RecipeFacts, ReportFacts, build_
 from pf_assets.report.views import Report
 from pf_assets.settings import REPOSITORY, mlflow_server
 from pf_assets.tracking.experiment_store import Outcome, StoredResults, read_results
-from pf_assets.tracking.tracking import TrackedRun, run_url
+from pf_assets.tracking.runs import TrackedRun, run_url
 from pf_core.config.site import Site
 from pf_core.experiments.bootstrap import Interval
 from pf_core.experiments.claims import Results, read_explanations

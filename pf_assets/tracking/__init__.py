@@ -1,4 +1,4 @@
 """MLflow: runs, the model registry, and the experiments' results.
 
-Read `tracking.py` first.
+Read `runs.py` first, then `tracking.py`, which adds the registry: candidate, champion and promotions.
 """

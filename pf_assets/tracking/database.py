@@ -1,4 +1,4 @@
-"""Where MLflow keeps what it knows: a SQLite file, or the database that PF_MLFLOW_URI names."""
+"""MLflow's database: a SQLite file, or the database that PF_MLFLOW_URI names."""
 
 import os
 from pathlib import Path
@@ -7,12 +7,12 @@ from pf_core.errors import PipelineError
 
 
 def database_uri(root: Path) -> str:
-    """May hold a password: it is given to MLflow and to nobody else."""
+    """Address of the database. It may contain a password: pass it to MLflow only, and never print it."""
     return os.environ.get("PF_MLFLOW_URI") or f"sqlite:///{root / 'mlflow.db'}"
 
 
 def refuse_if_unreachable(uri: str) -> None:
-    """MLflow itself would try a wrong password again and again, for minutes."""
+    """Raise a PipelineError if a Postgres database cannot be used: MLflow itself would retry for minutes."""
     from sqlalchemy import create_engine, make_url
     from sqlalchemy.exc import OperationalError
 

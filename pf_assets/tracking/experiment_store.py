@@ -1,21 +1,22 @@
-"""The experiments in MLflow: one run for each recipe, under it one for each seed, and the results read back from there.
+"""The experiments in MLflow: one run for each recipe, under it one for each seed, and the results read from there.
 
-The seeds' runs carry the scores of every evaluation user as an artifact: tables, intervals and verdicts are made of
-these alone, so that anybody who has the store can make the report. Of each recipe and seed, the newest finished run
-on the current training set counts; what does not count is named, with the reason.
+The seeds' runs have the scores of every evaluated user as an artifact: tables, intervals and verdicts are computed from
+these alone, so that the store is enough to make the report. For each recipe and seed, the newest finished run on the
+current training set counts; runs that do not count are listed, with the reason.
 """
 
-import urllib.parse
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pf_assets.tracking.tracking import TrackedRun, Tracking, flatten
+from pf_assets.tracking.runs import RunStore, TrackedRun, artifact_path, flatten
 from pf_core.config.site import Site
 from pf_core.errors import PipelineError
 from pf_core.evaluation.scores import Scores, read_scores
+from pf_core.experiments.judgement import Judgement
 from pf_core.experiments.plan import JUDGEMENT, SCORES, PlannedSeed, has_content_noise, plan_experiments
 from pf_core.experiments.recipe import BASE, Experiment
 from pf_core.experiments.recipes import experiments
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
 
 RUNS_PER_PAGE = 1000
 
+NOT_IN_A_NAME = re.compile(r"[^/\w.\- :]")
+"""Characters that MLflow refuses in the name of a metric; a site's action types may have them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A seed's run, as the store has it."""
+    """The finished run of one seed in the store."""
 
     recipe: str
     seed: int
@@ -44,15 +48,15 @@ class Outcome:
 
     @property
     def ended_at(self) -> str:
-        """UTC."""
+        """When the run ended, to the minute (UTC)."""
         return datetime.fromtimestamp(self.ended_at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
 
     def scores(self) -> Scores:
         return read_scores(self.artifacts / SCORES)
 
-    def judgement(self) -> dict[str, Any]:
-        """evaluation.json: metrics, counts, seconds, configuration."""
-        return dict(read_json(self.artifacts / JUDGEMENT))
+    def judgement(self) -> Judgement:
+        judgement: Judgement = read_json(self.artifacts / JUDGEMENT)
+        return judgement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,35 +64,40 @@ class StoredResults:
     training_set: str
     question: str
     outcomes: Mapping[str, Sequence[Outcome]]
-    """By recipe, in the order of seeds; all were asked the same question."""
+    """Runs by recipe, in the order of seeds; all have the same question."""
     noisy: Mapping[float, Outcome]
-    """By the noise of the content vectors, which makes the question another one than that of `outcomes`."""
+    """Runs by the noise of the content vectors; their training sets, and so their questions, are other ones."""
     left_out: Sequence[str]
-    """A sentence for each run that does not count."""
+    """One sentence for each run that does not count."""
 
     def scores(self) -> dict[str, list[Scores]]:
         return {recipe: [outcome.scores() for outcome in seeds] for recipe, seeds in self.outcomes.items()}
 
 
-class ExperimentStore(Tracking):
-    """The same MLflow store as the models', another experiment."""
+class ExperimentStore(RunStore):
+    """The MLflow store of the models, with an MLflow experiment of its own."""
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         self.name = f"{self.name}-ablations"
 
     def prepare(self) -> None:
-        """Make the database and the experiment, before several processes would do so at once."""
+        """Create the database and the MLflow experiment, before several processes do so at the same time."""
         self._experiment_id()
 
     def start_recipe(self, folder: Path, experiment: Experiment, tags: Mapping[str, str]) -> TrackedRun:
-        """The run under which those of the seeds stand; one for each recipe, whatever the training set."""
-        said = {"recipe": experiment.name, "sets": ", ".join(experiment.sets), "mlflow.note.content": experiment.why}
-        return self.start(folder, name=experiment.name, params={}, tags={**tags, **said})
+        """Start or continue the parent run of the seeds' runs; a recipe has one for all training sets."""
+        described = {
+            "recipe": experiment.name,
+            "sets": ", ".join(experiment.sets),
+            "mlflow.note.content": experiment.why,
+        }
+        return self.start(folder, name=experiment.name, params={}, tags={**tags, **described})
 
     def start_seed(self, plan: PlannedSeed, parent: TrackedRun, tags: Mapping[str, str]) -> TrackedRun:
+        """Start or continue the run of one seed."""
         name = plan.experiment.name
-        said = {
+        described = {
             "mlflow.parentRunId": parent.run_id,
             "recipe": name,
             "seed": str(plan.seed),
@@ -96,7 +105,11 @@ class ExperimentStore(Tracking):
             "sets": ", ".join(plan.experiment.sets),
         }
         run_name = name if plan.model is None else f"{name}, seed {plan.seed}"
-        return self.start(plan.run_dir, name=run_name, params=plan.config or {}, tags={**tags, **said})
+        return self.start(plan.run_dir, name=run_name, params=plan.config or {}, tags={**tags, **described})
+
+    def measure_final(self, run: TrackedRun, metrics: Mapping[str, float]) -> None:
+        """Log metrics of a finished training; characters that MLflow refuses in their names become `_`."""
+        self.measure(run, [{"step": 0, **{NOT_IN_A_NAME.sub("_", name): value for name, value in metrics.items()}}])
 
     def is_finished(self, run: TrackedRun) -> bool:
         return str(self._client.get_run(run.run_id).info.status) == "FINISHED"
@@ -106,7 +119,7 @@ class ExperimentStore(Tracking):
             self._client.set_tag(run.run_id, key, value)
 
     def seeds(self) -> "Iterator[Run]":
-        """The runs of seeds, finished or not."""
+        """Yield the runs of seeds, finished or not."""
         token: str | None = None
         while True:
             page = self._client.search_runs([self._experiment_id()], max_results=RUNS_PER_PAGE, page_token=token)
@@ -117,7 +130,10 @@ class ExperimentStore(Tracking):
 
 
 def read_results(site: Site) -> StoredResults:
-    """The newest finished run of each recipe and seed on its current training set; of each set, one question counts."""
+    """Read the newest finished run of each recipe and seed on its current training set.
+
+    For each training set, only runs with the newest run's question count.
+    """
     wanted = plan_experiments(site, experiments(site).values())
     training_set = wanted[BASE][0].fingerprint
     found: list[Outcome] = []
@@ -130,8 +146,8 @@ def read_results(site: Site) -> StoredResults:
             left_out.append(f"{run.info.run_name}: {reason}")
     if not any(outcome.training_set == training_set for outcome in found):
         raise PipelineError(
-            f"no experiment on the training set {training_set} has been run yet: `pf ablations` runs them"
-            + "".join(f"\n  {sentence}" for sentence in left_out)
+            f"no experiment on the training set {training_set} has been run yet",
+            "`pf ablations` runs them" + "".join(f"\n  {sentence}" for sentence in left_out),
         )
     found.sort(key=lambda outcome: -outcome.ended_at_ms)
     questions: dict[str, str] = {}
@@ -161,7 +177,7 @@ def read_results(site: Site) -> StoredResults:
 
 
 def _why_not(run: "Run", wanted: Mapping[str, Sequence[PlannedSeed]]) -> str | None:
-    """Why a run does not count, if it does not."""
+    """Return why a run does not count; None if it does."""
     tags = run.data.tags
     if run.info.status != "FINISHED":
         return f"its status is {run.info.status}"
@@ -187,7 +203,7 @@ def _outcome(run: "Run") -> Outcome:
         training_set=tags["training_set"],
         question=tags["question"],
         ended_at_ms=int(run.info.end_time or 0),
-        artifacts=Path(urllib.parse.unquote(urllib.parse.urlparse(run.info.artifact_uri or "").path)),
+        artifacts=artifact_path(run.info.artifact_uri or ""),
         params=run.data.params,
         tags=tags,
     )

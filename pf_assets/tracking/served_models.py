@@ -1,20 +1,25 @@
-"""Which model embeds a day: the registry's champion, or the one that the day was embedded with before."""
+"""The model that embeds a day: the registry's champion, or the model that the day was embedded with before."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pf_assets.settings import mlflow_server
-from pf_assets.tracking.tracking import RegisteredModel, Tracking, run_url
+from pf_assets.tracking.runs import run_url
+from pf_assets.tracking.tracking import RegisteredModel, Tracking
 from pf_core.config.site import Site
 from pf_core.embeddings.tables import embedding_state
-from pf_core.errors import PipelineError
+from pf_core.errors import PipelineError, materialize_command
 
 if TYPE_CHECKING:
     from pf_core.embeddings.inference import ServedModel
 
 
+EMBEDDINGS = "user_embeddings,user_embedding_snapshot,pin_embeddings,pin_index,release"
+"""The assets that are made with a model."""
+
+
 class ServedModels:
-    """The champion is asked for once: a promotion in the middle of a run does not reach the run."""
+    """Finds the model of a day. The champion is read once: a promotion during a run does not affect the run."""
 
     def __init__(self, site: Site) -> None:
         self._tracking = Tracking(site)
@@ -22,35 +27,36 @@ class ServedModels:
         self._champion = self._tracking.champion()
 
     def champion(self, ds: str) -> "ServedModel":
-        """For a day of user_embeddings, whatever it was embedded with before."""
+        """Return the champion, whichever model the day was embedded with before."""
         if self._champion is None:
             raise PipelineError(
-                "there is no champion to embed with. Train one: dagster asset materialize "
-                '--select "training_set,pinnerformer_model" -m pf_assets.definitions'
+                "there is no champion to embed with",
+                f"train one: {materialize_command('training_set,pinnerformer_model')}",
             )
         return _served(self._champion)
 
     def as_before(self, ds: str) -> "ServedModel":
-        """The model that the day was embedded with; the champion for a day that is not there yet."""
+        """Return the model that the day was embedded with, or the champion for a new day."""
         manifest = self._days.manifest(ds)
-        return self.champion(ds) if manifest is None else _served(self._find(manifest["model_version"]))
+        return self.champion(ds) if manifest is None else _served(self._find(manifest["model_version"], ds))
 
     def of_users(self, ds: str) -> "ServedModel":
-        """Pins are embedded with the model of the day's users, so that the two can be compared."""
-        return _served(self._find(self._days.require(ds)["model_version"]))
+        """Return the model of the day's users, for the day's pins: vectors of two models cannot be compared."""
+        return _served(self._find(self._days.require(ds)["model_version"], ds))
 
     def url(self, manifest: Mapping[str, Any]) -> str:
-        """The MLflow run of the model that a partition was made with."""
-        return run_url(self._tracking.run_of(self._find(manifest["model_version"])), mlflow_server())
+        """Address of the MLflow run of the model in a partition's manifest."""
+        model = self._find(manifest["model_version"], manifest["ds"])
+        return run_url(self._tracking.run_of(model), mlflow_server())
 
-    def _find(self, served_version: str) -> RegisteredModel:
+    def _find(self, served_version: str, ds: str) -> RegisteredModel:
         if self._champion is not None and self._champion.served_version == served_version:
             return self._champion
         found = self._tracking.find_served(served_version)
         if found is None:
             raise PipelineError(
-                f"model {served_version} is no longer in the registry {self._tracking.name}: re-run user_embeddings "
-                "and what follows from it with the champion"
+                f"model {served_version} is no longer in the registry {self._tracking.name}",
+                f"embed the day with the champion: {materialize_command(EMBEDDINGS, ds)}",
             )
         return found
 

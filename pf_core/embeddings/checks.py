@@ -18,12 +18,10 @@ BATCH_ROWS = 65_536
 
 def judge_embeddings(site: Site, ds: str) -> CheckResult:
     """Every row of the day is finite, of unit norm, and of the day's model."""
-    state = embedding_state(site)
-    manifest = state.require(ds)
-    for bucket in range(state.num_buckets):
-        fault = find_fault(
-            state.open_bucket(ds, bucket).to_table(), key="user_id", model_version=manifest["model_version"]
-        )
+    day = embedding_state(site).open_day(ds)
+    manifest = day.manifest
+    for bucket, dataset in enumerate(day.buckets()):
+        fault = find_fault(dataset.to_table(), key="user_id", model_version=manifest["model_version"])
         if fault is not None:
             return CheckResult(ds, False, f"bucket {bucket}: {fault}")
     return CheckResult(
@@ -45,9 +43,9 @@ def judge_users_kept(site: Site, ds: str) -> CheckResult:
 
     On a day on which everybody was embedded anew, those whose timeline has run out of the window leave, too.
     """
-    state = snapshot_state(site)
-    counts = state.require(ds)["counts"]
-    stored = sum(state.open_bucket(ds, bucket).count_rows() for bucket in range(state.num_buckets))
+    day = snapshot_state(site).open_day(ds)
+    counts = day.manifest["counts"]
+    stored = sum(dataset.count_rows() for dataset in day.buckets())
     if stored != counts["users"]:
         return CheckResult(ds, False, f"{stored:,} users are stored, the manifest says {counts['users']:,}")
     expected = counts["previous_users"] + counts["new"] - counts["forgotten"] - counts["expired"]
@@ -60,11 +58,9 @@ def judge_users_kept(site: Site, ds: str) -> CheckResult:
 
 def judge_one_model(site: Site, ds: str) -> CheckResult:
     """Every row of the snapshot, and the day's embeddings, are of one model version."""
-    state = snapshot_state(site)
-    version = state.require(ds)["model_version"]
-    others = sum(
-        state.open_bucket(ds, bucket).count_rows(f"model_version != '{version}'") for bucket in range(state.num_buckets)
-    )
+    day = snapshot_state(site).open_day(ds)
+    version = day.manifest["model_version"]
+    others = sum(dataset.count_rows(f"model_version != '{version}'") for dataset in day.buckets())
     delta = embedding_state(site).manifest(ds)
     if delta is not None and delta["model_version"] != version:
         return CheckResult(ds, False, f"the snapshot has model {version}, user_embeddings {delta['model_version']}")

@@ -94,9 +94,8 @@ def sample_users(site: Site, ds: str, num_users: int) -> np.ndarray:
 
     Buckets are made by hash too, so that the first ones that have enough users are as good as all.
     """
-    state, parts, num_found = snapshot_state(site), [], 0
-    for bucket in range(state.num_buckets):
-        dataset = state.open_bucket(ds, bucket)
+    parts, num_found = [], 0
+    for dataset in snapshot_state(site).open_day(ds).buckets():
         ids = dataset.to_table(columns=["user_id"])
         keyed = ids.append_column("hash", pa.array(bucket_of(ids["user_id"], SECOND_HASH)))
         order = pc.sort_indices(keyed, sort_keys=[("hash", "ascending"), ("user_id", "ascending")])

@@ -1,8 +1,16 @@
-"""What an engine is: the data plane's two verbs, shuffle and map_buckets."""
+"""What an engine is: the data plane's two verbs, shuffle and map_buckets.
+
+`shuffle` groups a stream of actions by day and user bucket; `map_buckets` runs a pure function once for each bucket.
+Memory is bounded by configuration: the shuffle has a budget, and one worker holds one bucket at a time. The same
+per-bucket functions run on every engine.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, TypeVar
+
+from pf_core.engine.shuffle import ShuffleShare
+from pf_core.progress import Progress
 
 Task = TypeVar("Task")
 
@@ -14,21 +22,26 @@ class Engine(Protocol):
 
     @property
     def num_workers(self) -> int:
-        """Tasks that run at a time."""
+        """Number of tasks that run at the same time."""
         ...
 
     @property
     def spans_machines(self) -> bool:
-        """Whether tasks share a disk only: then work that is too large for one machine is shared out in more steps."""
+        """Whether workers have no more in common than a disk or an object store.
+
+        Then one task never takes work that only a whole machine could do: a day is routed by many tasks, and its
+        buckets are gathered by many.
+        """
+        ...
+
+    def shuffle(self, num_tasks: int) -> ShuffleShare:
+        """The share of one of `num_tasks` tasks that shuffle together; it is given to each of them."""
         ...
 
     def map_buckets(
-        self,
-        function: Callable[[Task], Result],
-        tasks: Sequence[Task],
-        progress: Callable[[str], None] | None = None,
+        self, function: Callable[[Task], Result], tasks: Sequence[Task], progress: Progress | None = None
     ) -> Iterator[Result]:
-        """`function(task)` once for every task, in any order; the first failure is raised."""
+        """Run `function(task)` once for every task, in any order; the first failure is raised."""
         ...
 
     def __enter__(self) -> "Engine": ...

@@ -1,29 +1,32 @@
-"""State that changes a little every day and must stay readable for every day: Lance datasets, one a bucket.
+"""State that changes a little every day and stays readable for every day: Lance datasets, one for each bucket.
 
 A day is a JSON manifest that names the version of every bucket's dataset; it is written last, atomically, and
 is the truth. Lance shares unchanged files between versions, so a day costs what changed on it. Building a day
-starts from the previous day's version, whatever was built since; other days are never touched. Tags only keep
-the versions that manifests name from being cleaned up.
+starts from the previous day's version, whatever was built since; other days are never touched. Tags only protect
+the versions that manifests name from Lance's cleanup.
 """
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypedDict, cast
 
 import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from lance.fragment import write_fragments
+from typing_extensions import TypeVar
 
 from pf_core.engine.base import Engine
 from pf_core.errors import PipelineError, materialize_command
+from pf_core.progress import Progress
 from pf_core.storage.files import read_json, remove_tree, write_json
 from pf_core.storage.locks import exclusive
+from pf_core.storage.retention import refuse_expired
 
 Manifest = dict[str, Any]
 
@@ -32,35 +35,54 @@ BATCH_ROWS = 8192
 READ_AHEAD_BYTES = 32 << 20
 
 ROW_ADDRESS = "_rowaddr"
-"""Lance's name for where a row lies: the number of its fragment, and 32 bits of offset in it."""
+"""Lance's column with the address of a row: the number of its fragment, and its offset there in the lower 32 bits."""
 
 MAX_FRAGMENT_ROWS = 1 << 30
 
 FRAGMENT_SHIFT, OFFSET_MASK = np.uint64(32), np.uint64(0xFFFFFFFF)
+"""Split a row address into fragment and offset."""
+
+
+class StateManifest(TypedDict):
+    """What every state asset's manifest has; an asset adds what it records of its own."""
+
+    ds: str
+    num_buckets: int
+    versions: list[int]
+    """Lance version of each bucket's dataset."""
+
+
+M = TypeVar("M", bound=Mapping[str, Any], default=Manifest)
+"""Type of an asset's manifest: a TypedDict that extends StateManifest; by default a plain dict."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DailyState:
-    """Where a state asset lies and how to open one of its days."""
+class DailyState(Generic[M]):
+    """Where a state asset is stored, which days it has, and how one of them is opened."""
 
     root: Path
     asset: str
     num_buckets: int
 
     def bucket_path(self, bucket: int) -> Path:
+        """Path of the Lance dataset of a bucket."""
         return self.root / f"bucket-{bucket:05d}.lance"
 
     def manifest_path(self, ds: str) -> Path:
+        """Path of the manifest of a day."""
         return self.root / "days" / f"{ds}.json"
 
     def days(self) -> list[str]:
+        """Days that are published, ascending."""
         return sorted(path.stem for path in (self.root / "days").glob("*.json"))
 
-    def manifest(self, ds: str) -> Manifest | None:
+    def manifest(self, ds: str) -> M | None:
+        """Manifest of a day; None if the day is not published."""
         path = self.manifest_path(ds)
         return read_json(path) if path.exists() else None
 
-    def require(self, ds: str) -> Manifest:
+    def require(self, ds: str) -> M:
+        """Manifest of a day; a missing day, or one with another number of buckets, is a PipelineError."""
         manifest = self.manifest(ds)
         if manifest is None:
             raise PipelineError(
@@ -68,35 +90,37 @@ class DailyState:
             )
         if manifest["num_buckets"] != self.num_buckets:
             raise PipelineError(
-                f"{self.asset} {ds} has {manifest['num_buckets']} buckets, the site file says {self.num_buckets}: "
-                "change it back, or re-materialize raw_actions and rebuild the state"
+                f"{self.asset} {ds} has {manifest['num_buckets']} buckets, the site file says {self.num_buckets}",
+                "change it back, or re-materialize raw_actions and rebuild the state",
             )
         return manifest
 
-    def open_bucket(self, ds: str, bucket: int) -> lance.LanceDataset:
-        return open_dataset(self.bucket_path(bucket), version=self.require(ds)["versions"][bucket])
+    def open_day(self, ds: str) -> "StateDay[M]":
+        """Read the manifest of a day once, to open any of its buckets."""
+        return StateDay(state=self, manifest=self.require(ds))
 
-    def publish(self, ds: str, versions: list[int], manifest: Manifest) -> Manifest:
+    def open_bucket(self, ds: str, bucket: int) -> lance.LanceDataset:
+        """Open one bucket of a day. To open several buckets, use `open_day`: this reads the manifest every time."""
+        return self.open_day(ds).open_bucket(bucket)
+
+    def publish(self, ds: str, versions: list[int], manifest: Mapping[str, Any]) -> M:
+        """Write the manifest of a day, which makes the day visible; return it."""
         complete = {**manifest, "ds": ds, "num_buckets": self.num_buckets, "versions": versions}
         write_json(self.manifest_path(ds), complete)
-        return complete
+        return cast("M", complete)
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
+        """Lock the asset for one writer."""
         return exclusive(self.root, self.asset)
 
     def refuse_if_dropped(self, days: Sequence[str], num_days: int) -> None:
-        """A day older than what is kept would vanish as soon as it is built."""
-        kept = sorted({*self.days(), *days})[-num_days:]
-        if days[-1] < kept[0]:
-            raise PipelineError(
-                f"{self.asset} {days[-1]} is older than the {num_days} days that are kept (from {kept[0]} on): "
-                "raise retention_days in the site file to build it"
-            )
+        """Refuse to build a day that is older than what is kept: it would be removed at once."""
+        refuse_expired(self.asset, days, existing=self.days(), num_days=num_days)
 
-    def retain(self, num_days: int, engine: Engine, progress: Callable[[str], None]) -> None:
+    def retain(self, num_days: int, engine: Engine, progress: Progress) -> None:
         """Drop all but the newest `num_days` days, and every file that no remaining day needs.
 
-        Days in another number of buckets cannot be read any more and are dropped too.
+        Days with another number of buckets cannot be read any more and are dropped too.
         """
         manifests = {ds: read_json(self.manifest_path(ds)) for ds in self.days()[-num_days:]}
         kept = {ds: m["versions"] for ds, m in manifests.items() if m["num_buckets"] == self.num_buckets}
@@ -113,13 +137,32 @@ class DailyState:
         progress(f"{self.asset}: {len(kept)} days kept, {freed / 1e6:.1f} MB of older versions removed")
 
 
+@dataclass(frozen=True, kw_only=True)
+class StateDay(Generic[M]):
+    """One published day of a state asset, whose manifest has been read. It can be pickled into a task."""
+
+    state: DailyState[M]
+    manifest: M
+
+    def open_bucket(self, bucket: int) -> lance.LanceDataset:
+        """Open the dataset of a bucket as of this day."""
+        return open_dataset(self.state.bucket_path(bucket), version=self.manifest["versions"][bucket])
+
+    def buckets(self) -> Iterator[lance.LanceDataset]:
+        """Open the datasets of all buckets, one after the other."""
+        for bucket in range(self.state.num_buckets):
+            yield self.open_bucket(bucket)
+
+
 @dataclass(frozen=True)
 class _Retention:
     path: str
     versions: dict[str, int]
+    """Version of the bucket by day, for the days that are kept."""
 
 
 def _retain_bucket(task: _Retention) -> int:
+    """Tag the versions that are kept and remove the others; return the number of bytes removed."""
     dataset = lance.dataset(task.path)
     wanted = {f"ds-{ds}": version for ds, version in task.versions.items()}
     present = {name: tag["version"] for name, tag in dataset.tags.list().items()}
@@ -135,11 +178,12 @@ def _retain_bucket(task: _Retention) -> int:
 
 
 def open_dataset(path: Path, *, version: int) -> lance.LanceDataset:
+    """Open a version of a Lance dataset."""
     return lance.dataset(str(path), version=version)
 
 
 def create_bucket(path: Path, rows: pa.Table | pa.RecordBatchReader) -> lance.LanceDataset:
-    """A dataset, or a new version of one, that holds just these rows; what it held before stays readable."""
+    """Write a dataset, or a new version of one, that holds exactly these rows; older versions stay readable."""
     path.parent.mkdir(parents=True, exist_ok=True)
     batches = _independent_batches(rows) if isinstance(rows, pa.Table) else rows
     return lance.write_dataset(batches, str(path), mode="overwrite" if path.exists() else "create")
@@ -148,7 +192,7 @@ def create_bucket(path: Path, rows: pa.Table | pa.RecordBatchReader) -> lance.La
 def advance_bucket(
     path: Path, *, base_version: int, upserts: pa.Table, deleted_ids: pa.Array, key: str, compact_after: int
 ) -> lance.LanceDataset:
-    """The dataset as of `base_version`, with rows replaced or added by `key` and others deleted, as new head."""
+    """Write a new version from `base_version`: rows are replaced or added by `key`, and others are deleted."""
     base = open_dataset(path, version=base_version)
     known = base.to_table(columns=[key], with_row_address=True)
     gone = pc.is_in(known[key], pa.chunked_array([*upserts[key].chunks, deleted_ids]))
@@ -163,13 +207,15 @@ def replace_rows(
     compact_after: int,
     max_dead_share: float = math.inf,
 ) -> lance.LanceDataset:
-    """A version of a dataset without the rows at some addresses, and with others: the new head; the base stays.
+    """Write a new version of a dataset without the rows at the addresses `gone`, and with `rows`; the base stays.
 
-    New rows are a fragment of their own, and those that go are only marked as dead: this costs what changed. But
-    fragments and dead rows are a burden to readers. Beyond `compact_after` fragments the newest are merged, as many as
-    are together no larger than the one before them, so that what has long been there is seldom written again. With more
-    dead rows than a share of the living all are, which comes to 1 / max_dead_share rows for each one that changed.
-    `merge_insert` would do the same for two to four times the time, because it carries whole rows through a join.
+    New rows become a fragment of their own, and removed rows are only marked as deleted: this costs what changed. But
+    fragments and deleted rows slow readers down, so the dataset is compacted:
+    - Beyond `compact_after` fragments, the newest ones are merged, as many as are together no larger than the one
+      before them, so that old rows are seldom rewritten.
+    - When there are more deleted rows than `max_dead_share` times the living ones, everything is rewritten. This adds
+      1 / max_dead_share rewritten rows for each changed row.
+    Lance's `merge_insert` gives the same in two to four times the time, because it carries whole rows through a join.
     """
     if len(gone) == 0 and rows.num_rows == 0:
         return base
@@ -197,7 +243,10 @@ def replace_rows(
 
 
 def _first_to_merge(num_rows: Sequence[int]) -> int:
-    """The newest fragments from here on are together no larger than the one before them. There are two at least."""
+    """Position of the first fragment to merge: those from it on are together no larger than the one before it.
+
+    At least two fragments are merged.
+    """
     for first in range(len(num_rows) - 2, 0, -1):
         if sum(num_rows[first:]) <= num_rows[first - 1]:
             return first
@@ -207,7 +256,7 @@ def _first_to_merge(num_rows: Sequence[int]) -> int:
 def _merge_fragments(
     dataset: lance.LanceDataset, fragments: Sequence[lance.fragment.LanceFragment]
 ) -> lance.LanceDataset:
-    """A version in which the living rows of these neighbouring fragments are one; the order of rows stays."""
+    """Write a version in which these neighbouring fragments are one, without deleted rows, in the same order."""
     batches = stream_batches(dataset, dataset.schema.names, fragments=fragments)
     reader = pa.RecordBatchReader.from_batches(dataset.schema, batches)
     merged = write_fragments(reader, dataset, mode="append", max_rows_per_file=MAX_FRAGMENT_ROWS)
@@ -221,7 +270,7 @@ def stream_batches(
     columns: Sequence[str],
     fragments: Sequence[lance.fragment.LanceFragment] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """A scan in bounded memory: left to itself, Lance reads ahead by up to 2 GB."""
+    """Scan a dataset in bounded memory: by default, Lance reads ahead by up to 2 GB."""
     return dataset.scanner(
         columns=list(columns),
         batch_size=BATCH_ROWS,
@@ -231,7 +280,7 @@ def stream_batches(
 
 
 def take_rows(dataset: lance.LanceDataset, position: np.ndarray, columns: Sequence[str]) -> pa.Table:
-    """Rows by their position in a scan, in the order asked for.
+    """Return the rows at these positions of a scan, in the given order.
 
     Where rows were deleted, Lance's own `take` needs up to a millisecond for each row to translate its position.
     """
@@ -244,7 +293,7 @@ def take_rows(dataset: lance.LanceDataset, position: np.ndarray, columns: Sequen
 def take_addresses(
     dataset: lance.LanceDataset, address: pa.Array | pa.ChunkedArray, columns: Sequence[str]
 ) -> pa.Table:
-    """The rows at some addresses, in the order asked for."""
+    """Return the rows at these addresses, in the given order."""
     if not len(address):
         return dataset.schema.empty_table().select(list(columns))
     found = dataset.to_table(columns=list(columns), filter=is_one_of(ROW_ADDRESS, address), with_row_address=True)
@@ -252,14 +301,14 @@ def take_addresses(
 
 
 def is_one_of(key: str, ids: pa.Array) -> str:
-    """A filter for Lance."""
+    """Return Lance's filter expression for the rows whose `key` is one of `ids`."""
     values = ids.to_pylist()
     literals = [str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'" for value in values]
     return f"{key} IN ({', '.join(literals)})"
 
 
 def _independent_batches(rows: pa.Table) -> pa.RecordBatchReader:
-    """Batches with buffers of their own: Lance counts a slice at the size of the whole that it was cut from."""
+    """Batches that own their buffers: Lance counts a slice with the size of the whole table that it was cut from."""
 
     def batches() -> Iterator[pa.RecordBatch]:
         for start in range(0, rows.num_rows, BATCH_ROWS):

@@ -1,15 +1,7 @@
-"""The data plane's two verbs (shuffle, map_buckets): what an engine is, and the one on one machine.
+"""The engine on one machine: a pool of processes."""
 
-`shuffle` brings a stream of actions into groups; `map_buckets` runs a pure function once for each bucket. Memory is
-bounded by configuration: the shuffle has a budget, and a bucket is what one worker holds. The same per-bucket functions
-run on any engine.
-"""
-
-import contextlib
 import multiprocessing
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing.queues import SimpleQueue
@@ -17,14 +9,15 @@ from pathlib import Path
 from types import TracebackType
 
 from pf_core.engine.base import Result, Task
-from pf_core.engine.shuffle import Shuffle
-from pf_core.progress import report_to_queue, reporting_to
+from pf_core.engine.shuffle import ShuffleShare
+from pf_core.progress import Progress, report_to_queue, reporting_to
 
-REPORT_EVERY_S = 0.5
+POLL_S = 0.5
+"""Seconds between two looks at the messages of the workers."""
 
 
 class LocalEngine:
-    """Threads of libraries for one bucket, a pool of processes for many. Use it as a context manager."""
+    """Runs a single task in this process and many in a pool of processes. Use it as a context manager."""
 
     spans_machines = False
 
@@ -35,25 +28,17 @@ class LocalEngine:
         self._pool: ProcessPoolExecutor | None = None
         self._messages: SimpleQueue[str]
 
-    @contextlib.contextmanager
-    def shuffle(self) -> Iterator[Shuffle]:
-        """Brings a stream of actions into groups: `add` rows, then `finish` groups."""
-        self._temp_dir.mkdir(parents=True, exist_ok=True)
-        spill_dir = Path(tempfile.mkdtemp(prefix="shuffle-", dir=self._temp_dir))
-        try:
-            yield Shuffle(memory_bytes=self._memory_bytes, spill_dir=spill_dir)
-        finally:
-            shutil.rmtree(spill_dir, ignore_errors=True)
+    def shuffle(self, num_tasks: int) -> ShuffleShare:
+        """Divide the memory among the tasks that run at the same time."""
+        num_at_a_time = max(1, min(self.num_workers, num_tasks))
+        return ShuffleShare(memory_bytes=self._memory_bytes // num_at_a_time, temp_dir=self._temp_dir)
 
     def map_buckets(
-        self,
-        function: Callable[[Task], Result],
-        tasks: Sequence[Task],
-        progress: Callable[[str], None] | None = None,
+        self, function: Callable[[Task], Result], tasks: Sequence[Task], progress: Progress | None = None
     ) -> Iterator[Result]:
-        """`function(task)` for every task, results in the order of completion; the first failure is raised.
+        """Run `function(task)` for every task; results come in the order of completion, the first failure is raised.
 
-        What the function says with `report` reaches `progress` while it runs.
+        What the function sends with `report` reaches `progress` while it runs.
         """
         if self.num_workers == 1 or len(tasks) == 1:
             for task in tasks:
@@ -62,9 +47,9 @@ class LocalEngine:
                 yield result
             return
         if self._pool is None:
-            # Lance and DuckDB run threads: a forked copy of them deadlocks, so workers start afresh.
+            # Lance and DuckDB run threads: a forked copy of them deadlocks, so workers are spawned.
             context = multiprocessing.get_context("spawn")
-            # Every thread of Lance's would have an arena of its own, and a worker a seventh more memory.
+            # Otherwise every thread of Lance has an arena of its own, and a worker needs a seventh more memory.
             os.environ.setdefault("MALLOC_ARENA_MAX", "2")
             self._messages = context.SimpleQueue()
             self._pool = ProcessPoolExecutor(
@@ -78,13 +63,14 @@ class LocalEngine:
                     yield future.result()
         finally:
             pending = {future for future in pending if not future.cancel()}
-            while pending:  # those that run already; a worker that nobody listens to would block
+            while pending:  # these run already; a worker whose messages are not read would block
                 _, pending = self._wait(pending, progress)
 
     def _wait(
-        self, pending: "set[Future[Result]]", progress: Callable[[str], None] | None
+        self, pending: "set[Future[Result]]", progress: Progress | None
     ) -> "tuple[set[Future[Result]], set[Future[Result]]]":
-        done, pending = wait(pending, timeout=REPORT_EVERY_S, return_when=FIRST_COMPLETED)
+        """Wait for a task to end or for POLL_S, and pass messages on; returns the tasks that ended and the others."""
+        done, pending = wait(pending, timeout=POLL_S, return_when=FIRST_COMPLETED)
         while not self._messages.empty():
             message = self._messages.get()
             if progress is not None:

@@ -1,11 +1,15 @@
-"""The first verb, shuffle: a stream of actions by group (a day's user bucket, mostly), each sorted and without repeats.
+"""The first verb, shuffle: group a stream of actions (mostly by day and user bucket), sort each group, drop duplicates.
 
-A user belongs to one bucket for ever: bucket = hash(user_id) mod num_buckets. Memory is bounded: beyond its budget, a
-shuffle spills to Arrow files, which others can read, too.
+A user's bucket never changes: bucket = hash(user_id) mod num_buckets. Memory is bounded: beyond its budget, a shuffle
+spills to Arrow files, which other tasks can read too.
 """
 
+import contextlib
 import json
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,16 +21,17 @@ from pf_core.schemas import ACTION_COLUMNS
 from pf_core.storage.files import open_arrow
 
 COPIES_HELD = 3
-"""Of a shuffle's rows, at worst: as they came, taken apart, sorted."""
+"""Copies of a shuffle's rows in memory, at worst: as they were added, split by group, sorted."""
 
 GROUPS = b"groups"
-"""In a flushed file's schema: the group of each of its record batches."""
+"""Key in the metadata of a flushed file's schema: the group of each of its record batches."""
 
 FINISHED = -1
+"""Stands for the group of a record batch that has been returned already."""
 
 
 def sort_actions(actions: pa.Table) -> tuple[pa.Table, int]:
-    """Sort by ACTION_COLUMNS and drop exact duplicates; returns how many were dropped.
+    """Sort by ACTION_COLUMNS and drop exact duplicates; return the rows and the number of dropped ones.
 
     One pass sorts by (user, time), which is nearly always decisive; only rows that tie are compared further.
     """
@@ -44,7 +49,7 @@ def sort_actions(actions: pa.Table) -> tuple[pa.Table, int]:
 
 
 def _settle_ties(actions: pa.Table, tied: np.ndarray) -> tuple[pa.Table, int]:
-    """Order the tied rows by all columns, in the places that they hold together; drop repeats."""
+    """Sort the rows at the positions `tied`, which agree in user and time, by all columns; drop exact duplicates."""
     rows = actions.take(pa.array(tied))
     plain = rows
     for name in ("action_type", "surface"):  # sort by text, not by code
@@ -89,11 +94,12 @@ def _argsort_pairs(major: np.ndarray, minor: np.ndarray) -> np.ndarray:
 
 
 class Shuffle:
-    """Rows by group: in memory up to a budget, beyond it in Arrow files, one a flush.
+    """Rows by group: in memory up to a budget, beyond it in Arrow files, one for each flush.
 
-    Groups are numbered in the order in which they become complete, so that a stream longer than memory can be
-    finished as it goes: `finish(below=g)` gives the groups before g, for which no more rows will come. Or many fill a
-    folder each and `flush` it, and others bring the parts of each group together with `merge_parts`.
+    There are two ways to get the groups back. One task that has seen all rows of the groups before g calls
+    `finish(below=g)`; groups are numbered in the order in which they become complete, so that a stream longer than
+    memory can be finished while it is read. Or many tasks fill a folder each, ending with `flush`, and other tasks
+    merge the parts of each group with `merge_parts`.
     """
 
     def __init__(self, *, memory_bytes: int, spill_dir: Path) -> None:
@@ -104,6 +110,7 @@ class Shuffle:
         self._num_flushes = 0
 
     def add(self, rows: pa.Table, group: np.ndarray) -> None:
+        """Add rows, each with the number of its group."""
         if rows.num_rows == 0:
             return
         self._held.append((rows, group))
@@ -112,7 +119,7 @@ class Shuffle:
             self.flush()
 
     def finish(self, below: int) -> Iterator[tuple[int, pa.Table, int]]:
-        """(group, its rows sorted and distinct, number of duplicates dropped) for every group before `below`."""
+        """Yield (group, its rows sorted and distinct, number of duplicates dropped) for every group before `below`."""
         in_memory: dict[int, pa.Table] = {}
         for group, rows in self._take_held():
             if group < below:
@@ -132,7 +139,10 @@ class Shuffle:
                 path.unlink()
 
     def flush(self) -> None:
-        """Everything to a file, a record batch (or several) a group: thousands of groups are no thousand files."""
+        """Write all rows in memory to one file, with one or more record batches for each group.
+
+        Thousands of groups do not make thousands of files.
+        """
         batches = [(group, batch) for group, rows in self._take_held() for batch in rows.to_batches()]
         if batches:
             path, groups = self._spill_dir / f"{self._num_flushes:06d}.arrow", [group for group, _ in batches]
@@ -145,10 +155,11 @@ class Shuffle:
 
     @property
     def spilled(self) -> list[Path]:
-        """The files that hold what is not held in memory."""
+        """Paths of the files that hold the rows that are not in memory."""
         return list(self._spilled)
 
     def _take_held(self) -> Iterator[tuple[int, pa.Table]]:
+        """Yield the rows in memory by group, in ascending order, and forget them."""
         if not self._held:
             return
         rows = pa.concat_tables([rows for rows, _ in self._held]).unify_dictionaries()
@@ -161,8 +172,36 @@ class Shuffle:
             yield int(group[start]), rows.slice(start, end - start)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShuffleShare:
+    """What one of several tasks that shuffle together may use; it is small and travels with the task."""
+
+    memory_bytes: int
+    temp_dir: Path | None = None
+    """Folder for spilled rows; None is the worker's own temporary folder."""
+
+    @contextlib.contextmanager
+    def open(self, temp_dir: Path | None = None) -> Iterator[Shuffle]:
+        """Yield a shuffle that spills to a new folder in `temp_dir`, by default the share's; it is removed at the end.
+
+        Use `finish` to get the groups.
+        """
+        parent = temp_dir or self.temp_dir
+        if parent is not None:
+            parent.mkdir(parents=True, exist_ok=True)
+        spill_dir = Path(tempfile.mkdtemp(prefix="shuffle-", dir=parent))
+        try:
+            yield self.fill(spill_dir)
+        finally:
+            shutil.rmtree(spill_dir, ignore_errors=True)
+
+    def fill(self, folder: Path) -> Shuffle:
+        """Return a shuffle whose files stay in `folder`. Use `flush`, then `merge_parts` to get the groups."""
+        return Shuffle(memory_bytes=self.memory_bytes, spill_dir=folder)
+
+
 def merge_parts(paths: Sequence[Path], groups: Sequence[int]) -> Iterator[tuple[int, pa.Table, int]]:
-    """As `Shuffle.finish`, from files that were flushed; each is opened once for all of these groups."""
+    """Yield what `Shuffle.finish` yields, from flushed files; each file is opened once for all of these groups."""
     parts: dict[int, list[pa.Table]] = {group: [] for group in groups}
     for path in paths:
         with open_arrow(path) as file:

@@ -1,6 +1,6 @@
 """Positives that only an understanding of content can find: on pins that the user has never acted on before the cut.
 
-A vector that is one of the user's own pins, as PinnerSage's are, finds that pin again whatever content vectors say.
+A vector that is one of the user's own pins, as PinnerSage's are, finds that pin again whatever its content vector is.
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ from pf_core.evaluation.question import Question
 
 
 def on_new_pins(question: Question) -> Question:
-    """The same question about fewer positives."""
+    """Return the question with only the positives on pins that are new to their user."""
     timelines = question.timelines
     user_A = np.repeat(np.arange(question.num_users), np.diff(timelines.offsets))
     key_A = user_A * (int(timelines.pin.max(initial=0)) + 1) + timelines.pin

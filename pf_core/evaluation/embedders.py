@@ -1,10 +1,15 @@
-"""What can be judged: anything that places queries and pins in one space (paper, section 4.1).
+"""Embedders that the offline evaluation can score (paper, section 4.1): models, and the baselines of section 4.2.1.
 
-A query is what a user had done by some moment. A model gives it one vector; PinnerSage gives it several. One without
-any readable action has none. A model may be older than the training set: it then reads with its own vocabularies, and
-leaves out actions with a word that it does not know, as when it serves.
+A query is a user at some moment. A `QueryEmbedder` computes the vectors of a query from the user's actions before that
+moment, and places pins in the same space. A model gives a query one vector, PinnerSage gives it several, and a query
+without any readable action has none.
 
-Suffixes: Q queries, V vectors of queries, A actions, D embedding.
+Models, popularity and means of content vectors read a sequence of the newest actions: `SequenceQueryEmbedder` cuts the
+sequences and passes them to an `Embedder`, the interface that validation during training uses, too. A model may be
+older than the training set: it then reads with its own vocabularies and leaves out actions with a word that it does not
+know, as it does when it serves. PinnerSage clusters the user's actions instead: `ClusterQueryEmbedder`.
+
+Suffixes: Q queries, V vectors of queries, A actions, R rows of a batch, S steps of a sequence, F content, D embedding.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,26 +34,36 @@ from pf_core.training.validation import Embedder, ModelEmbedder
 
 CHUNK_SEQUENCES = 256
 
+ACTIONS_AT_ONCE = 1 << 22
+"""Actions of the training set that are counted at a time."""
 
-class Vectors(NamedTuple):
+
+class QueryVectors(NamedTuple):
+    """The vectors of query q are rows offsets_Q[q] to offsets_Q[q + 1] of vector_VD."""
+
     offsets_Q: np.ndarray
-    """Where each query's vectors start, and the last one's end."""
+    """First vector of each query, and the end of the last one's."""
     vector_VD: Tensor
 
 
-class Contender(Protocol):
-    def embed(self, user_Q: np.ndarray, end_Q: np.ndarray) -> Vectors:
-        """Of what each user had done before an action."""
+class QueryEmbedder(Protocol):
+    """Anything that places queries and pins in one space."""
+
+    def embed(self, user_Q: np.ndarray, end_Q: np.ndarray) -> QueryVectors:
+        """Return the vectors of each user's actions before action `end` of the question's timelines."""
         ...
 
     def pins(self, pin: np.ndarray) -> Tensor:
-        """By pin row."""
+        """Return the vectors of pins, by pin row."""
         ...
 
 
+# Embedders that read sequences
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SequenceReader:
-    """One vector for each query, from the newest actions whose words the embedder knows, in its own codes."""
+class SequenceQueryEmbedder:
+    """One vector for each query, from the newest actions whose words the embedder knows, in the embedder's codes."""
 
     question: Question
     embedder: Embedder
@@ -57,9 +72,11 @@ class SequenceReader:
     surfaces: Sequence[str]
     sequence_types: Sequence[str] | None = None
     _timelines: Timelines = field(init=False)
+    """The question's timelines, in the embedder's codes."""
     _readable_A: np.ndarray = field(init=False)
+    """Rows of the readable actions in the timelines."""
     _before_A: np.ndarray = field(init=False)
-    """How many readable actions there are before an action."""
+    """Number of readable actions before each action."""
 
     def __post_init__(self) -> None:
         timelines, data = self.question.timelines, self.question.data
@@ -71,11 +88,11 @@ class SequenceReader:
         set_once(self, "_readable_A", np.flatnonzero(is_readable_A))
         set_once(self, "_before_A", np.concatenate([[0], np.cumsum(is_readable_A)]))
 
-    def embed(self, user_Q: np.ndarray, end_Q: np.ndarray) -> Vectors:
+    def embed(self, user_Q: np.ndarray, end_Q: np.ndarray) -> QueryVectors:
         last_Q = self._before_A[end_Q]
         first_Q = np.maximum(self._before_A[self._timelines.offsets[user_Q]], last_Q - self.sequence_length)
         length_Q = last_Q - first_Q
-        by_length = np.argsort(length_Q, kind="stable")  # little is padded
+        by_length = np.argsort(length_Q, kind="stable")  # a chunk of similar lengths has little padding
         by_length = by_length[length_Q[by_length] > 0]
         parts = []
         for start in range(0, len(by_length), CHUNK_SEQUENCES):
@@ -90,90 +107,36 @@ class SequenceReader:
             parts.append(self.embedder.users(sequences))
         offsets_Q = np.concatenate([[0], np.cumsum(length_Q > 0)])
         if not parts:
-            return Vectors(offsets_Q, torch.zeros(0, self.pins(np.zeros(1, np.int64)).shape[1]))
+            return QueryVectors(offsets_Q, torch.zeros(0, self.pins(np.zeros(1, np.int64)).shape[1]))
         vector_VD = torch.empty(len(by_length), parts[0].shape[1])
         vector_VD[torch.from_numpy(offsets_Q[by_length])] = torch.cat(parts)
-        return Vectors(offsets_Q, vector_VD)
+        return QueryVectors(offsets_Q, vector_VD)
 
     def pins(self, pin: np.ndarray) -> Tensor:
         return self.embedder.pins(pin)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ClusterReader:
-    """The medoids of the user's most important clusters (PinnerSage), in the space of the content vectors."""
-
-    question: Question
-    num_clusters: int
-    config: PinnerSage = field(default_factory=PinnerSage)
-    _known: dict[bytes, Clusters] = field(default_factory=dict, init=False)
-    """Clustering takes most of the time, and an index of another size asks for the same again."""
-
-    def embed(self, user_Q: np.ndarray, end_Q: np.ndarray) -> Vectors:
-        key = np.stack([user_Q, end_Q]).tobytes()
-        if key not in self._known:
-            self._known[key] = self._cluster(user_Q, end_Q)
-        clusters = self._known[key]
-        return Vectors(clusters.offsets_U, self.pins(clusters.pin_C))
-
-    def _cluster(self, user_Q: np.ndarray, end_Q: np.ndarray) -> Clusters:
-        timelines, data = self.question.timelines, self.question.data
-        start_Q = timelines.offsets[user_Q]
-        at_us_Q = np.maximum(data.cut_us, timelines.ts[np.maximum(end_Q - 1, 0)] + 1)
-        clusters = cluster_users(timelines, data.pin_feature, start_Q, end_Q - 1, at_us_Q, self.config)
-        return clusters.first(self.num_clusters)
-
-    def pins(self, pin: np.ndarray) -> Tensor:
-        return F.normalize(torch.from_numpy(self.question.data.pin_feature[pin]), dim=-1)
-
-
-BASELINES: dict[str, Callable[[Question], Contender]] = {
-    "popularity_7d": lambda question: _popularity(question, 7),
-    "popularity_365d": lambda question: _popularity(question, 365),
-    "mean_of_20": lambda question: _mean(question, 20),
-    "mean_of_100": lambda question: _mean(question, 100),
-    "pinnersage_5": lambda question: ClusterReader(question=question, num_clusters=5),
-    "pinnersage_20": lambda question: ClusterReader(question=question, num_clusters=20),
-}
-
-
-def _popularity(question: Question, num_days: int) -> SequenceReader:
-    return _reader(question, Popularity.of(question.data, num_days=num_days), 1)
-
-
-def _mean(question: Question, num_actions: int) -> SequenceReader:
-    return _reader(question, MeanOfRecent(data=question.data, num_actions=num_actions), num_actions)
-
-
-def _reader(question: Question, embedder: Embedder, sequence_length: int) -> SequenceReader:
-    data = question.data
-    return SequenceReader(
-        question=question,
-        embedder=embedder,
-        sequence_length=sequence_length,
-        action_types=data.action_types,
-        surfaces=data.surfaces,
-    )
-
-
-def open_model(question: Question, folder: Path, *, name: str, device: torch.device | None = None) -> SequenceReader:
-    """The model of a folder; one that the question would not judge fairly is refused."""
+def open_model_embedder(
+    question: Question, folder: Path, *, name: str, device: torch.device | None = None
+) -> SequenceQueryEmbedder:
+    """Load the model of a folder; raise PipelineError if the question cannot evaluate it fairly."""
     device = device or torch.device("cpu")
     model, description = load_model(folder)
     cut_ds, feature_dim = question.data.manifest["cut_ds"], question.data.pin_feature.shape[1]
     if description["cut_ds"] > cut_ds:
         raise PipelineError(
             f"model {name} was trained on days until {description['cut_ds']}, and the training set ends with {cut_ds}: "
-            "the days after that would not judge it fairly",
+            "the model has seen days that would evaluate it",
             f"make a newer training set: {materialize_command('training_set')}",
         )
     if model.feature_dim != feature_dim:
         raise PipelineError(
             f"model {name} reads vectors of {model.feature_dim} numbers, the training set has {feature_dim}: it "
-            "cannot be judged. If the site's vectors have changed for good, promote a model that reads them with: "
-            "pf promote VERSION --because TEXT"
+            "cannot be evaluated",
+            "if the site's vectors have changed for good, promote a model that reads them: "
+            "pf promote VERSION --because TEXT",
         )
-    return SequenceReader(
+    return SequenceQueryEmbedder(
         question=question,
         embedder=ModelEmbedder(model=model.to(device), data=question.data, device=device),
         sequence_length=model.config.sequence_length,
@@ -183,14 +146,12 @@ def open_model(question: Question, folder: Path, *, name: str, device: torch.dev
     )
 
 
-ACTIONS_AT_ONCE = 1 << 22
-
-
 @dataclass(frozen=True, kw_only=True)
 class Popularity:
-    """The same for everybody: pins by their number of positives in the training set's last days."""
+    """The same vector for all users: pins are ranked by their number of positives in the training set's last days."""
 
     count: np.ndarray
+    """Number of positives, by pin row."""
 
     @classmethod
     def of(cls, data: TrainingSet, *, num_days: int) -> "Popularity":
@@ -211,7 +172,7 @@ class Popularity:
 
 @dataclass(frozen=True, kw_only=True)
 class MeanOfRecent:
-    """The mean of the newest actions' content vectors, compared with the pins' own: no learning at all."""
+    """The mean content vector of the newest actions, compared with the content vectors of pins: nothing is learned."""
 
     data: TrainingSet
     num_actions: int
@@ -225,3 +186,66 @@ class MeanOfRecent:
 
     def pins(self, pin: np.ndarray) -> Tensor:
         return F.normalize(torch.from_numpy(self.data.pin_feature[pin]), dim=-1)
+
+
+# PinnerSage, which reads clusters
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClusterQueryEmbedder:
+    """The medoids of the user's most important clusters (PinnerSage), in the space of the content vectors."""
+
+    question: Question
+    num_clusters: int
+    config: PinnerSage = field(default_factory=PinnerSage)
+    _known: dict[bytes, Clusters] = field(default_factory=dict, init=False)
+    """Clusters by their queries: clustering takes most of the time, and every size of the index needs the same ones."""
+
+    def embed(self, user_Q: np.ndarray, end_Q: np.ndarray) -> QueryVectors:
+        key = np.stack([user_Q, end_Q]).tobytes()
+        if key not in self._known:
+            self._known[key] = self._cluster(user_Q, end_Q)
+        clusters = self._known[key]
+        return QueryVectors(clusters.offsets_U, self.pins(clusters.pin_C))
+
+    def _cluster(self, user_Q: np.ndarray, end_Q: np.ndarray) -> Clusters:
+        timelines, data = self.question.timelines, self.question.data
+        start_Q = timelines.offsets[user_Q]
+        at_us_Q = np.maximum(data.cut_us, timelines.ts[np.maximum(end_Q - 1, 0)] + 1)
+        clusters = cluster_users(timelines, data.pin_feature, start_Q, end_Q - 1, at_us_Q, self.config)
+        return clusters.first(self.num_clusters)
+
+    def pins(self, pin: np.ndarray) -> Tensor:
+        return F.normalize(torch.from_numpy(self.question.data.pin_feature[pin]), dim=-1)
+
+
+# The baselines by name
+
+
+def _popularity(question: Question, num_days: int) -> SequenceQueryEmbedder:
+    return _of_training_set(question, Popularity.of(question.data, num_days=num_days), 1)
+
+
+def _mean(question: Question, num_actions: int) -> SequenceQueryEmbedder:
+    return _of_training_set(question, MeanOfRecent(data=question.data, num_actions=num_actions), num_actions)
+
+
+def _of_training_set(question: Question, embedder: Embedder, sequence_length: int) -> SequenceQueryEmbedder:
+    """An embedder that reads with the training set's own vocabularies."""
+    return SequenceQueryEmbedder(
+        question=question,
+        embedder=embedder,
+        sequence_length=sequence_length,
+        action_types=question.data.action_types,
+        surfaces=question.data.surfaces,
+    )
+
+
+BASELINE_EMBEDDERS: dict[str, Callable[[Question], QueryEmbedder]] = {
+    "popularity_7d": lambda question: _popularity(question, 7),
+    "popularity_365d": lambda question: _popularity(question, 365),
+    "mean_of_20": lambda question: _mean(question, 20),
+    "mean_of_100": lambda question: _mean(question, 100),
+    "pinnersage_5": lambda question: ClusterQueryEmbedder(question=question, num_clusters=5),
+    "pinnersage_20": lambda question: ClusterQueryEmbedder(question=question, num_clusters=20),
+}

@@ -1,11 +1,11 @@
-"""PinnerSage (Pal et al., KDD 2020), the baseline of section 4.2.1: a user is several of the pins that she acted on.
+"""PinnerSage (Pal et al., KDD 2020), the baseline of section 4.2.1: a user is several of the pins of their actions.
 
 The content vectors of a user's recent actions are clustered by Ward's method, the tree is cut at a distance, and each
 cluster is represented by its medoid, which is a pin. Clusters are ordered by importance: a cluster's actions, each
 weighing less the older it is. Nothing is learned; users and pins are compared by the pins' content.
 
-Several embeddings need two rules that one embedding does not. Recall is asked of an oracle: of a user's first c
-embeddings the one that is nearest to the positive. Results for diversity are blended by turns.
+Several embeddings need two rules that one embedding does not. For recall, an oracle chooses, among a user's first c
+embeddings, the one that is nearest to the positive. For diversity, the results of all embeddings are blended in turn.
 
 Suffixes: U users, A actions of one user, C clusters (of all users, or of one), P positives, K results, D content.
 """
@@ -18,12 +18,11 @@ import torch
 from scipy.cluster.hierarchy import linkage
 from torch import Tensor
 
+from pf_core.days import DAY_US
 from pf_core.timelines.arrays import Timelines
 
-DAY_US = 86_400_000_000
-
 NUMBERS_AT_ONCE = 1 << 24
-"""Of the oracle's gathered cluster vectors: 64 MB."""
+"""Numbers of the cluster vectors that the oracle gathers at a time: 64 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +31,11 @@ class PinnerSage:
 
     num_days: int = 90
     max_actions: int = 500
-    """The newest ones; a bound on the time that one user takes, which grows with its square."""
+    """Newest actions that are clustered; the time that one user takes grows with the square of this number."""
     decay_per_day: float = 0.01
     max_distance: float = 1.35
-    """Of Ward's method on unit vectors: clusters s and t are sqrt(2 |s||t| / (|s| + |t|)) |mean_s - mean_t| apart.
+    """Distance at which the tree of Ward's method on unit vectors is cut: clusters s and t are
+    sqrt(2 |s||t| / (|s| + |t|)) |mean_s - mean_t| apart.
 
     Two single pins are as far apart as their vectors: unrelated ones (cosine 0) 1.41. Two halves of one interest are
     no farther apart than two of its pins, however large they are, because their means come nearer as they grow; two
@@ -54,12 +54,12 @@ class Clusters(NamedTuple):
     """The clusters of user row u are offsets_U[u] to offsets_U[u + 1] of pin_C, most important first."""
 
     offsets_U: np.ndarray
-    """One more than there are users."""
+    """First cluster of each user, and the end of the last one's."""
     pin_C: np.ndarray
     """Pin rows of the medoids."""
 
     def first(self, num: int) -> "Clusters":
-        """Of each user the `num` most important ones."""
+        """Return the `num` most important clusters of each user."""
         count_U = np.diff(self.offsets_U)
         place_C = np.arange(len(self.pin_C)) - np.repeat(self.offsets_U[:-1], count_U)
         return Clusters(_to_offsets(np.minimum(count_U, num)), self.pin_C[place_C < num])
@@ -73,9 +73,9 @@ def cluster_users(
     at_us: int | np.ndarray,
     config: PinnerSage,
 ) -> Clusters:
-    """Each user's clusters as of `at_us`, of all or of each, from her actions `start` to `end`, the last one included.
+    """Return the clusters of each user's actions `start` to `end` (included) as of `at_us`: one moment, or one a user.
 
-    Of these, the actions of the `num_days` days before `at_us` count. A user without any has no cluster.
+    Only the actions of the `num_days` days before `at_us` count. A user without any has no cluster.
     """
     pins = [np.zeros(0, np.int64)]
     at_us_U = np.broadcast_to(at_us, len(start_U))
@@ -90,17 +90,17 @@ def cluster_users(
 
 
 def _medoids(vector_AD: np.ndarray, weight_A: np.ndarray, max_distance: float) -> np.ndarray:
-    """One user's medoids, as numbers of her actions (ascending in time): the most important cluster's first.
+    """Return one user's medoids as numbers of the user's actions (ascending in time), by importance of their cluster.
 
-    A medoid is the member with the smallest sum of squared distances to the others; the newest one of several (both of
-    two). Of equally important clusters, the one with the newest action comes first.
+    A medoid is the member with the smallest sum of squared distances to the others; on a tie (as in every cluster of
+    two) the newest one. On a tie of importance, the cluster with the newest action comes first.
     """
     if not len(vector_AD):
         return np.zeros(0, np.int64)
     cluster_A = _cut_tree(vector_AD, max_distance)
     count_C = np.bincount(cluster_A)
     first_C = np.cumsum(count_C) - count_C
-    # |x - y|^2 summed over the members y is n |x|^2 - 2 <x, sum of y> + what is the same for all x.
+    # |x - y|^2 summed over the members y is n |x|^2 - 2 <x, sum of y> + a term that is the same for all x.
     sum_CD = np.add.reduceat(vector_AD[np.argsort(cluster_A, kind="stable")], first_C)
     distance_A = count_C[cluster_A] * (vector_AD**2).sum(1) - 2 * (vector_AD * sum_CD[cluster_A]).sum(1)
     age_A = -np.arange(len(vector_AD))
@@ -111,7 +111,7 @@ def _medoids(vector_AD: np.ndarray, weight_A: np.ndarray, max_distance: float) -
 
 
 def _cut_tree(vector_AD: np.ndarray, max_distance: float) -> np.ndarray:
-    """The cluster of each action, counted from 0."""
+    """Return the number of each action's cluster, counted from 0."""
     num_actions = len(vector_AD)
     if num_actions == 1:
         return np.zeros(1, np.int64)
@@ -129,7 +129,7 @@ def _cut_tree(vector_AD: np.ndarray, max_distance: float) -> np.ndarray:
 
 
 def _to_unit(vector_AD: np.ndarray) -> np.ndarray:
-    """In float64, so that equal pins are 1e-8 apart and not 1e-4; a vector of zeros stays one."""
+    """Normalize in float64, so that equal pins are 1e-8 apart and not 1e-4; a vector of zeros stays zero."""
     vector_AD = np.asarray(vector_AD, np.float64)
     return vector_AD / np.maximum(np.linalg.norm(vector_AD, axis=1, keepdims=True), 1e-12)
 
@@ -139,10 +139,10 @@ def _to_offsets(count_U: np.ndarray) -> np.ndarray:
 
 
 def ask_oracle(clusters: Clusters, cluster_CD: Tensor, positive_user_P: Tensor, positive_PD: Tensor) -> Tensor:
-    """cluster_P: for each positive the row, among all clusters, of its user's nearest one.
+    """Return cluster_P: for each positive, the row of its user's nearest cluster among all clusters.
 
-    With the clusters as queries of `search`, that is the query which is asked for the positive. Of equally near ones
-    the most important one is taken; -1 if the user has no cluster.
+    If the clusters are the queries of `search`, this is the query that searches for the positive. On a tie, the most
+    important cluster is taken; -1 if the user has no cluster.
     """
     offset_U = torch.from_numpy(clusters.offsets_U)
     most = int(np.diff(clusters.offsets_U).max(initial=0))
@@ -163,11 +163,11 @@ def ask_oracle(clusters: Clusters, cluster_CD: Tensor, positive_user_P: Tensor, 
 
 
 def round_robin(top_CK: Tensor, offsets_U: np.ndarray, k: int) -> Tensor:
-    """top_UK: each user's k results, blended from those of her clusters; -1 where there are no more.
+    """Return top_UK: each user's k results, blended from the results of the user's clusters; -1 where there are none.
 
-    The first result is the first cluster's nearest, the second the second cluster's, and so on, and then the first
-    cluster's turn comes again. A cluster gives its nearest pin that was not taken before it; one that has no more is
-    passed over.
+    The first result is the first cluster's nearest pin, the second is the second cluster's, and so on; after the last
+    cluster, the first has its turn again. A cluster gives its nearest pin that was not taken before, and is skipped
+    when it has none left.
     """
     result_UK = torch.full((len(offsets_U) - 1, k), -1)
     for user, (start, end) in enumerate(zip(offsets_U[:-1].tolist(), offsets_U[1:].tolist(), strict=True)):

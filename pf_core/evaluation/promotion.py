@@ -1,30 +1,41 @@
-"""A candidate against the champion: asked the same question, then decided by rule.
+"""The promotion rule: candidate and champion answer the same question, and the rule compares their scores.
 
-A candidate is promoted unless it is worse by more than is tolerated. Of recall, that is a loss that chance does not
-explain: the two are compared user by user, and a loss whose 95 % interval reaches zero is none. Coverage has no such
-interval, and a wide tolerance instead.
+A candidate is promoted unless it is worse than the champion by more than the tolerance of the site file. A loss of
+recall counts only if chance does not explain it: the two are compared user by user, and a loss whose 95 % interval
+reaches zero is none. Coverage has no such interval, and a wide tolerance instead. A run can overrule the rule, and so
+does a person who has undone a promotion of the same model.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import torch
 
 from pf_core.config.serving import PromotionConfig
 from pf_core.config.site import Site
-from pf_core.evaluation.embedders import BASELINES
-from pf_core.evaluation.protocol import judge_baseline, judge_model
+from pf_core.evaluation.embedders import BASELINE_EMBEDDERS
+from pf_core.evaluation.manifest import DecisionRecord, EvaluationManifest, Promote
+from pf_core.evaluation.protocol import score_baseline, score_model
 from pf_core.evaluation.question import Question, open_question
-from pf_core.evaluation.scores import Scores
+from pf_core.evaluation.scores import Scores, recall_by_day
 from pf_core.evaluation.summary import bootstrap_interval, summarize
+from pf_core.model.device import choose_device
+from pf_core.progress import Progress
 from pf_core.training.training_set import TrainingSet
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedModel:
+    """A model that is evaluated: its name, and its folder (model.safetensors, model.json)."""
+
+    name: str
+    path: Path
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
-    """What was asked, and how everybody did: the models at every frequency, the baselines once."""
+    """The question, and the scores of everything that answered it: models at every frequency, baselines once."""
 
     question: Question
     models: dict[str, Scores]
@@ -37,61 +48,118 @@ class Decision:
     reason: str
 
 
-def evaluate_models(
-    site: Site, data: TrainingSet, models: Mapping[str, Path], *, progress: Callable[[str], None]
-) -> Evaluation:
-    """Judge the models in these folders, and the baselines, by the days after the training set's cut."""
+def evaluate_and_decide(
+    site: Site,
+    data: TrainingSet,
+    candidate: NamedModel,
+    champion: NamedModel | None,
+    *,
+    promote: Promote = "auto",
+    undone_at: str | None = None,
+    scores_path: Path,
+    progress: Progress,
+) -> EvaluationManifest:
+    """Score candidate, champion and baselines, decide whether the candidate is promoted, and return the manifest.
+
+    `promote` and `undone_at` (when a promotion of the candidate was undone) overrule the rule. The candidate's scores
+    are written to `scores_path`. Nothing is promoted here.
+    """
+    started = time.monotonic()
+    models = {model.name: model.path for model in (candidate, champion) if model is not None}
+    evaluation = evaluate_models(site, data, models, progress=progress)
+    before, is_champion = None if champion is None else champion.name, candidate == champion
+    decision = decide_promotion(candidate.name, before, evaluation.models, site.serving.promotion)
+    if not is_champion:
+        decision = overrule(decision, promote, undone_at=undone_at)
+    progress(f"{'promoted' if decision.promote else 'not promoted'}: {decision.reason}")
+    evaluation.models[candidate.name].write(scores_path)
+    question = evaluation.question
+    return EvaluationManifest(
+        training_set=data.fingerprint,
+        question=question.fingerprint,
+        cut_ds=data.manifest["cut_ds"],
+        last_ds=question.last_ds,
+        num_pins=question.num_pins,
+        counts=question.counts,
+        summaries={name: summarize(scores) for name, scores in (evaluation.models | evaluation.baselines).items()},
+        by_day={name: recall_by_day(scores) for name, scores in evaluation.models.items()},
+        candidate=candidate.name,
+        champion=before,
+        candidate_is_champion=decision.promote or is_champion,
+        decision=DecisionRecord(promote=decision.promote, reason=decision.reason, asked_for=promote),
+        seconds=time.monotonic() - started,
+    )
+
+
+def evaluate_models(site: Site, data: TrainingSet, models: Mapping[str, Path], *, progress: Progress) -> Evaluation:
+    """Score the models in these folders, and the baselines, on the days after the training set's cut."""
     question = open_question(site, data, progress=progress)
-    device, frequencies = _device(site), site.serving.promotion.frequencies
-    judged: dict[str, Scores] = {}
+    device, frequencies = choose_device(site.serving.device), site.serving.promotion.frequencies
+    of_models: dict[str, Scores] = {}
     for name, folder in models.items():
-        judged[name] = judge_model(
+        of_models[name] = score_model(
             question, folder, name=name, frequencies=frequencies, device=device, progress=progress
         )
-        progress(describe(name, judged[name]))
-    baselines: dict[str, Scores] = {}
-    for name in BASELINES:
-        baselines[name] = judge_baseline(question, name, frequencies=("once",), progress=progress)
-        progress(describe(name, baselines[name]))
-    return Evaluation(question=question, models=judged, baselines=baselines)
+        progress(describe(name, of_models[name]))
+    of_baselines: dict[str, Scores] = {}
+    for name in BASELINE_EMBEDDERS:
+        of_baselines[name] = score_baseline(question, name, frequencies=("once",), progress=progress)
+        progress(describe(name, of_baselines[name]))
+    return Evaluation(question=question, models=of_models, baselines=of_baselines)
 
 
 def describe(name: str, scores: Scores) -> str:
-    """The primary figures in a sentence."""
+    """Return the primary metrics as a sentence."""
     summary = summarize(scores)["once"]
     return "{}: recall@10 {:.4f} (95 %: {:.4f} to {:.4f}), P90 coverage@10 {:.4f}".format(
         name, summary["recall_at_10"], *summary["recall_at_10_interval"], summary["p90_coverage_at_10"]
     )
 
 
-def _device(site: Site) -> torch.device:
-    wanted = site.serving.device
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted)
+def decide_promotion(
+    candidate: str, champion: str | None, scores: Mapping[str, Scores], config: PromotionConfig
+) -> Decision:
+    """Promote, unless the candidate loses a larger share of the champion's recall or coverage than is tolerated.
 
-
-def decide(candidate: str, champion: str | None, judged: Mapping[str, Scores], config: PromotionConfig) -> Decision:
-    """Promote, unless the candidate surely loses a larger share of the champion's recall or coverage than is tolerated.
-
-    Both have answered the same question.
+    `scores` has the scores of both, on the same question.
     """
     if champion is None:
         return Decision(promote=True, reason="there is no champion yet")
     if candidate == champion:
         return Decision(promote=False, reason=f"{candidate} is the champion already")
-    ours, theirs = (summarize(judged[name])["once"] for name in (candidate, champion))
-    ours_U, theirs_U = (judged[name].frequencies["once"].recall_at_10 for name in (candidate, champion))
+    ours, theirs = (summarize(scores[name])["once"] for name in (candidate, champion))
+    ours_U, theirs_U = (scores[name].frequencies["once"].recall_at_10 for name in (candidate, champion))
     low, high = bootstrap_interval(ours_U - theirs_U)
-    compared = {
-        "recall_at_10": f"recall@10 {ours['recall_at_10']:.4f} against the champion's {theirs['recall_at_10']:.4f} "
-        f"(95 % of the difference: {low:+.4f} to {high:+.4f})",
-        "p90_coverage_at_10": f"P90 coverage@10 {ours['p90_coverage_at_10']:.4f} against the champion's "
-        f"{theirs['p90_coverage_at_10']:.4f}",
-    }
-    tolerance = {"recall_at_10": config.recall_tolerance, "p90_coverage_at_10": config.coverage_tolerance}
-    faults = []
-    for metric, sentence in compared.items():
-        least = (1 - tolerance[metric]) * theirs[metric]
-        is_by_chance = metric == "recall_at_10" and high >= 0
-        if math.isnan(ours[metric]) or (ours[metric] < least and not is_by_chance):
-            faults.append(f"{sentence}, of which it may lose {100 * tolerance[metric]:g} %: it needs {least:.4f}")
-    return Decision(promote=not faults, reason="; ".join(faults or compared.values()))
+    recall = (
+        f"recall@10 {ours['recall_at_10']:.4f} against the champion's {theirs['recall_at_10']:.4f} "
+        f"(95 % of the difference: {low:+.4f} to {high:+.4f})"
+    )
+    coverage = (
+        f"P90 coverage@10 {ours['p90_coverage_at_10']:.4f} against the champion's {theirs['p90_coverage_at_10']:.4f}"
+    )
+    faults = [
+        *_loss(recall, ours["recall_at_10"], theirs["recall_at_10"], config.recall_tolerance, is_by_chance=high >= 0),
+        *_loss(coverage, ours["p90_coverage_at_10"], theirs["p90_coverage_at_10"], config.coverage_tolerance),
+    ]
+    return Decision(promote=not faults, reason="; ".join(faults or (recall, coverage)))
+
+
+def _loss(comparison: str, ours: float, theirs: float, tolerance: float, *, is_by_chance: bool = False) -> list[str]:
+    """Return a sentence if the loss is larger than is tolerated, or the metric is undefined."""
+    least = (1 - tolerance) * theirs
+    if math.isnan(ours) or (ours < least and not is_by_chance):
+        return [f"{comparison}, of which it may lose {100 * tolerance:g} %: it needs {least:.4f}"]
+    return []
+
+
+def overrule(decision: Decision, promote: Promote, *, undone_at: str | None) -> Decision:
+    """Return the decision that the run requests instead of the rule's.
+
+    With `auto`, a model whose promotion was undone (at `undone_at`) is not promoted again.
+    """
+    because = f"promote: {promote} was asked for"
+    if promote == "auto" and undone_at is not None:
+        promote, because = "never", f"its promotion was undone at {undone_at}"
+    if promote == "auto" or decision.promote == (promote == "always"):
+        return decision
+    return replace(decision, promote=not decision.promote, reason=f"{because} (the rule finds: {decision.reason})")

@@ -1,23 +1,21 @@
-"""The paper's offline evaluation (section 4.1), one code for models and baselines: a question in, scores by user out.
+"""The paper's offline evaluation (section 4.1), the same code for models and baselines: a question in, user scores out.
 
-Of several vectors of a query (PinnerSage), a positive is asked of the nearest, which is the paper's oracle, an upper
-bound; their results are blended in turn for the diversity metrics. A query without any vector finds nothing, and is
-counted.
+A query with several vectors (PinnerSage) searches each positive with the nearest of them, which is the paper's oracle,
+an upper bound; for the diversity metrics, the results of its vectors are blended in turn. A query without any vector
+finds nothing, and is counted.
 
-- Recall@10 of a user: the share of the positives before which fewer than 10 pins of the index stand. The mean is over
-  users who have positives, all of one weight.
-- Interest Entropy@50, in nats, and P90 Coverage@10: of one embedding a user (`Queries.shown_U`).
+- Recall@10 of a user: the share of the positives that fewer than 10 pins of the index are ranked before. The mean is
+  over users who have positives, all with the same weight.
+- Interest Entropy@50, in nats, and P90 Coverage@10: from one embedding for each user (`Queries.shown_U`).
 
-Memory: the index's embeddings, the question, and of the queries CHUNK_QUERIES at a time.
+Memory: the embeddings of the index, the question, and CHUNK_QUERIES queries at a time.
 Suffixes: U users, Q queries, V vectors of queries, P positives, N pins of the index, K results, D embedding.
 """
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,13 +23,15 @@ from torch import Tensor
 
 from pf_core.config.serving import Frequency
 from pf_core.days import DAY_US
-from pf_core.evaluation.embedders import BASELINES, Contender, Vectors, open_model
+from pf_core.evaluation.embedders import BASELINE_EMBEDDERS, QueryEmbedder, QueryVectors, open_model_embedder
+from pf_core.evaluation.manifest import MetricSummary
 from pf_core.evaluation.pinnersage import Clusters, ask_oracle, round_robin
 from pf_core.evaluation.question import Queries, Question, ask
 from pf_core.evaluation.scores import Scores, UserScores
 from pf_core.evaluation.summary import summarize
 from pf_core.metrics.diversity import interest_entropy
 from pf_core.metrics.exact_search import search
+from pf_core.progress import Progress, Throttle
 from pf_core.timelines.arrays import ragged
 
 K_RECALL, K_ENTROPY = 10, 50
@@ -40,94 +40,91 @@ CHUNK_QUERIES = 4096
 
 CHUNK_PINS = 8192
 
-SAY_EVERY_S = 10.0
+REPORT_EVERY_S = 10.0
 
 INDEX_SHARES = (1 / 64, 1 / 16, 1 / 4, 1)
+"""Sizes of the index in `recall_by_density`, as shares of all candidates."""
 
 MAX_PINS = 1_000_000
 
 
-def judge_baseline(
-    question: Question, name: str, *, frequencies: Sequence[Frequency], progress: Callable[[str], None]
-) -> Scores:
-    """Judge one of BASELINES."""
-    return judge(question, BASELINES[name](question), name, frequencies=frequencies, progress=progress)
+def score_baseline(question: Question, name: str, *, frequencies: Sequence[Frequency], progress: Progress) -> Scores:
+    """Score one of BASELINE_EMBEDDERS."""
+    embedder = BASELINE_EMBEDDERS[name](question)
+    return score_embedder(question, embedder, name, frequencies=frequencies, progress=progress)
 
 
-def judge_model(
+def score_model(
     question: Question,
     folder: Path,
     *,
     frequencies: Sequence[Frequency],
-    progress: Callable[[str], None],
+    progress: Progress,
     name: str = "model",
     device: torch.device | None = None,
 ) -> Scores:
-    """Judge the model of a folder."""
-    contender = open_model(question, folder, name=name, device=device)
-    return judge(question, contender, name, frequencies=frequencies, progress=progress)
+    """Score the model of a folder."""
+    embedder = open_model_embedder(question, folder, name=name, device=device)
+    return score_embedder(question, embedder, name, frequencies=frequencies, progress=progress)
 
 
 @torch.inference_mode()
-def judge(
-    question: Question,
-    contender: Contender,
-    name: str,
-    *,
-    frequencies: Sequence[Frequency],
-    progress: Callable[[str], None],
+def score_embedder(
+    question: Question, embedder: QueryEmbedder, name: str, *, frequencies: Sequence[Frequency], progress: Progress
 ) -> Scores:
-    """Scores of every user of the question at each frequency."""
-    index_ND = _embed_pins(contender, question.index_pin)
+    """Return the scores of every user of the question at each frequency."""
+    index_ND = _embed_pins(embedder, question.index_pin)
     return Scores(
         question=question.fingerprint,
         index_size=question.num_pins,
         user_ids=question.user_ids,
         frequencies={
-            frequency: _score(question, ask(question, frequency), contender, index_ND, f"{name}, {frequency}", progress)
+            frequency: _score_users(question, frequency, embedder, index_ND, f"{name}, {frequency}", progress)
             for frequency in frequencies
         },
     )
 
 
-def _score(
+def _score_users(
     question: Question,
-    queries: Queries,
-    contender: Contender,
+    frequency: Frequency,
+    embedder: QueryEmbedder,
     index_ND: Tensor,
     what: str,
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> UserScores:
+    queries, throttle = ask(question, frequency), Throttle(progress, every_s=REPORT_EVERY_S)
     is_found_P = np.zeros(len(queries.query_P), bool)
     top_UK = np.full((question.num_users, K_ENTROPY), -1, np.int64)
-    said_at = time.monotonic()
     for first in range(0, len(queries.user_Q), CHUNK_QUERIES):
         last = min(first + CHUNK_QUERIES, len(queries.user_Q))
-        vectors = contender.embed(queries.user_Q[first:last], queries.end_Q[first:last])
+        vectors = embedder.embed(queries.user_Q[first:last], queries.end_Q[first:last])
         theirs = slice(*np.searchsorted(queries.query_P, (first, last)))
         shown = queries.shown_U[slice(*np.searchsorted(queries.shown_U, (first, last)))]
         is_found_P[theirs], top_UK[queries.user_Q[shown]] = _find(
-            question, contender, index_ND, vectors, queries, theirs, first, shown
+            question, embedder, index_ND, vectors, queries, theirs, first, shown
         )
-        if time.monotonic() > said_at + SAY_EVERY_S:
-            said_at = time.monotonic()
-            progress(f"{what}: {last:,} of {len(queries.user_Q):,} embeddings judged")
+        throttle(f"{what}: {last:,} of {len(queries.user_Q):,} embeddings scored")
     return _by_user(question, queries, is_found_P, top_UK)
 
 
 def _find(
     question: Question,
-    contender: Contender,
+    embedder: QueryEmbedder,
     index_ND: Tensor,
-    vectors: Vectors,
+    vectors: QueryVectors,
     queries: Queries,
     theirs: slice,
     first: int,
     shown: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of some queries: which positives they find, and what those that are shown retrieve."""
+    """Return which positives these queries find, and the results of the queries that are shown.
+
+    `theirs` selects the positives of the queries, `first` is the first query, `shown` are the queries that count for
+    diversity.
+    """
     pin_P = question.timelines.pin[queries.positive_A[theirs]].astype(np.int64)
-    positive_PD = _embed_pins(contender, pin_P)
+    positive_PD = _embed_pins(embedder, pin_P)
     query_P = torch.from_numpy(queries.query_P[theirs] - first)
     own = Clusters(vectors.offsets_Q, np.arange(len(vectors.vector_VD)))
     vector_P = ask_oracle(own, vectors.vector_VD, query_P, positive_PD)
@@ -187,28 +184,29 @@ def _by_user(question: Question, queries: Queries, is_found_P: np.ndarray, top_U
     )
 
 
-def _embed_pins(contender: Contender, pin_N: np.ndarray) -> Tensor:
-    """Each chunk straight into its place: the index is the largest thing here, and is never held twice."""
+def _embed_pins(embedder: QueryEmbedder, pin_N: np.ndarray) -> Tensor:
+    """Embed pins chunk by chunk into one tensor: the index is the largest thing here, and is never held twice."""
     if not len(pin_N):
-        return contender.pins(pin_N)
-    result_ND = torch.empty(len(pin_N), contender.pins(pin_N[:1]).shape[1])
+        return embedder.pins(pin_N)
+    result_ND = torch.empty(len(pin_N), embedder.pins(pin_N[:1]).shape[1])
     for start in range(0, len(pin_N), CHUNK_PINS):
-        result_ND[start : start + CHUNK_PINS] = contender.pins(pin_N[start : start + CHUNK_PINS])
+        result_ND[start : start + CHUNK_PINS] = embedder.pins(pin_N[start : start + CHUNK_PINS])
     return result_ND
 
 
 def recall_by_density(
-    question: Question, contender: Contender, name: str, *, progress: Callable[[str], None]
-) -> dict[str, dict[str, Any]]:
-    """Recall with its interval, by the size of the index: INDEX_SHARES of all candidates, at most MAX_PINS."""
+    question: Question, embedder: QueryEmbedder, name: str, *, progress: Progress
+) -> dict[str, MetricSummary]:
+    """Return the metrics of embeddings made once by the size of the index: INDEX_SHARES of all candidates, at most
+    MAX_PINS."""
     num_candidates, summaries = len(question.data.candidates), {}
     for size in [min(math.ceil(share * num_candidates), MAX_PINS) for share in INDEX_SHARES]:
         what = f"{name}, {size:,} pins"
-        scores = judge(with_index(question, size), contender, what, frequencies=("once",), progress=progress)
+        scores = score_embedder(with_index(question, size), embedder, what, frequencies=("once",), progress=progress)
         summaries[str(size)] = summarize(scores)["once"]
     return summaries
 
 
 def with_index(question: Question, num_pins: int) -> Question:
-    """The same question with another index: so many candidates, drawn at random."""
+    """Return the question with an index of `num_pins` candidates, drawn at random."""
     return replace(question, index_pin=question.data.sample_candidates(num_pins, np.random.default_rng([0, num_pins])))

@@ -1,24 +1,23 @@
-"""The question by which models are judged (paper, section 4.1), and how often embeddings are made anew (4.2.2).
+"""The evaluation question (paper, section 4.1), and how often embeddings are computed (section 4.2.2).
 
-Held-out users, all that they engage with positively in the days after the cut, and an index of random candidates:
-that is the question, the same for every model and baseline. At one of three frequencies it becomes queries, each an
-embedding made of what a user had done by some moment:
-- once: everything until the cut;
-- daily: of a positive on the day [x, x + 1 d), everything until x - 1 d, because logs take a day to arrive, so that the
-  first day is asked of an embedding older than the cut;
-- realtime: everything before that very action. Each positive then needs an embedding of its own, so that at most
-  REALTIME_POSITIVES of a user, drawn at random, are asked for; the paper asks for all.
+The question is the same for every model and baseline: held-out users, their positive actions in the days after the cut,
+and an index of random candidates. A frequency turns the question into queries. A query is one embedding of a user,
+computed from the user's actions before some moment:
+- once: all actions until the cut;
+- daily: for a positive on the day [x, x + 1 d), all actions until x - 1 d, because logs take a day to arrive; the first
+  day is therefore searched with an embedding that is older than the cut;
+- realtime: all actions before the positive itself. Each positive then needs an embedding of its own, so that at most
+  REALTIME_POSITIVES of each user are drawn at random; the paper takes all.
 
-What cannot be asked is counted: users without positives, positives of users who were not there at the cut, and
-positives on pins that had no feature then. Such pins, and words that training never saw, are missing from later
-sequences, too.
+Positives that cannot be part of the question are counted: those of users who had no timeline at the cut, and those on
+pins that had no feature then; held-out users without any positive are counted, too. Such pins, and words that training
+never saw, are also missing from the sequences after the cut.
 
 Memory is bounded by the number of users and of pins in the index: of a user's past, MAX_HISTORY actions are held.
 Suffixes: U users, A actions, Q queries, P positives, N pins of the index.
 """
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,16 +33,20 @@ from pf_core.hashing import mixed
 from pf_core.logs.partition import bucket_files, ingested_days
 from pf_core.logs.positives import positive_mask
 from pf_core.pins.lookup import find_pins
+from pf_core.progress import Progress
 from pf_core.storage.files import read_parquet
 from pf_core.timelines.arrays import Timelines, encode_words, ragged
 from pf_core.training.objectives import draw_distinct
 from pf_core.training.training_set import TrainingSet, sample_below
 
 MAX_DAYS = 14
+"""Days after the cut whose positives are searched for, as in the paper."""
 
 MAX_HISTORY = 2048
+"""Actions before the cut that are held of each user."""
 
 REALTIME_POSITIVES = 10
+"""Positives of each user that are searched for in realtime."""
 
 SEED = 0
 
@@ -55,13 +58,15 @@ class Question:
     data: TrainingSet
     user_ids: pa.Array
     timelines: Timelines
-    """Of the users in question, before and after the cut, in the training set's codes."""
+    """Actions of the evaluated users before and after the cut, encoded with the training set's vocabularies."""
     positive_A: np.ndarray
-    """The actions that are to be found: positives after the cut."""
+    """Rows of the actions that an embedder has to find: positives after the cut."""
     index_pin: np.ndarray
     """Rows of the pins of the index, ascending."""
     num_days: int
+    """Days after the cut that the positives are from."""
     counts: dict[str, int]
+    """Users and positives, of the question and left out of it."""
 
     @property
     def num_users(self) -> int:
@@ -77,7 +82,7 @@ class Question:
 
     @property
     def fingerprint(self) -> str:
-        """Scores of models that were asked the same can be compared user by user."""
+        """Hash of users, positives and index: scores of one question can be compared user by user."""
         content = hashlib.sha256(f"{self.data.fingerprint} {self.num_days}".encode())
         content.update(repr(self.user_ids.to_pylist()).encode())
         for values in (self.timelines.offsets, self.timelines.ts, self.positive_A, self.index_pin):
@@ -87,26 +92,27 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Queries:
-    """A question at some frequency. Queries are sorted by user, and a user's in the order of time."""
+    """A question at some frequency. Queries are sorted by user, and the queries of a user by time."""
 
     user_Q: np.ndarray
     end_Q: np.ndarray
-    """The first action of the user's timeline that the embedding does not know of."""
+    """First action of the user's timeline that the embedding does not read."""
     shown_U: np.ndarray
-    """For diversity, one query a user, drawn at random: a frequency with more embeddings would look more diverse."""
+    """One query of each user, drawn at random, that counts for diversity: more embeddings would look more diverse."""
     positive_A: np.ndarray
-    """Actions, as the question has them, in order of their query."""
+    """Rows of the positives in the question's timelines, in the order of their queries."""
     query_P: np.ndarray
+    """Query that searches for each positive."""
     is_counted_P: np.ndarray
-    """One of those on the same pin that are asked of the same embedding: recall is about distinct pins."""
+    """Whether a positive is the first of its query on its pin: recall counts distinct pins."""
     is_counted_by_type_P: np.ndarray
-    """The same, among positives of one action type."""
+    """Whether a positive is the first of its query on its pin with its action type."""
 
 
-def open_question(site: Site, data: TrainingSet, *, progress: Callable[[str], None]) -> Question:
-    """The held-out users of a training set and the days after its cut, from raw_actions.
+def open_question(site: Site, data: TrainingSet, *, progress: Progress) -> Question:
+    """Read the actions of a training set's held-out users in the days after its cut, from raw_actions.
 
-    At most as many users and pins as the site file's promotion section says, drawn from a fixed seed.
+    `promotion` in the site file limits the number of users and pins; they are drawn from a fixed seed.
     """
     limits = site.serving.promotion
     cut_ds = str(data.manifest["cut_ds"])
@@ -115,8 +121,9 @@ def open_question(site: Site, data: TrainingSet, *, progress: Callable[[str], No
     with_positives, counts = _users_with_positives(site, data, days, held_out)
     if not len(with_positives):
         raise PipelineError(
-            f"no held-out user has a positive action after {cut_ds} on a pin that had a feature then: nothing to "
-            "judge by. Ingest the days after the cut, or choose an earlier cut"
+            f"no held-out user has a positive action after {cut_ds} on a pin that had a feature then: there is nothing "
+            "to evaluate models with",
+            "ingest the days after the cut, or choose an earlier cut",
         )
     rng = np.random.default_rng([SEED, 0x5A3])
     users = with_positives[sample_below(len(with_positives), limits.num_users, rng)]
@@ -149,9 +156,9 @@ def _last_day(site: Site, cut_ds: str) -> str:
     newest_ds = max(ingested_days(site), default=cut_ds)
     if newest_ds <= cut_ds:
         raise PipelineError(
-            f"the training set ends with {cut_ds}, and raw_actions has no day after it to judge by. Ingest later days, "
-            "or end training earlier: set training.evaluation_days in the site file, then: "
-            f"{materialize_command('training_set,pinnerformer_model')}"
+            f"the training set ends with {cut_ds}, and raw_actions has no day after it to evaluate models with",
+            "ingest later days, or end training earlier: set training.evaluation_days in the site file, then: "
+            f"{materialize_command('training_set,pinnerformer_model')}",
         )
     return min(newest_ds, shift_ds(cut_ds, MAX_DAYS))
 
@@ -159,17 +166,17 @@ def _last_day(site: Site, cut_ds: str) -> str:
 def _users_with_positives(
     site: Site, data: TrainingSet, days: list[str], held_out: pa.Array
 ) -> tuple[np.ndarray, dict[str, int]]:
-    """Rows of the held-out users who can be asked about, and what cannot be asked."""
+    """Return the rows of the held-out users with positives, and counts of the positives that are left out."""
     trained, found = data.train.user_ids(), np.zeros(len(held_out), bool)
     counts = {"positives_of_unknown_users": 0, "positives_on_unknown_pins": 0}
     for ds in days:
         for path in bucket_files(site, ds).values():
             actions = read_parquet(path)
             actions = actions.filter(pa.array(positive_mask(actions, site.source.positive)))
-            is_asked = pc.is_in(actions["user_id"], held_out)
-            is_known = pc.or_(is_asked, pc.is_in(actions["user_id"], trained))
+            is_held_out = pc.is_in(actions["user_id"], held_out)
+            is_known = pc.or_(is_held_out, pc.is_in(actions["user_id"], trained))
             counts["positives_of_unknown_users"] += pc.sum(pc.invert(is_known)).as_py() or 0
-            actions = _coded(data, actions.filter(is_asked))
+            actions = _coded(data, actions.filter(is_held_out))
             counts["positives_on_unknown_pins"] += actions.num_unknown_pins
             found[pc.index_in(actions.user_id, held_out).to_numpy()] = True
     return np.flatnonzero(found), counts
@@ -177,7 +184,7 @@ def _users_with_positives(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Actions:
-    """Some actions in the training set's codes, without those that it has no code for."""
+    """Actions encoded with the training set's vocabularies, without those that have no code."""
 
     user_id: pa.ChunkedArray
     columns: dict[str, np.ndarray] = field(repr=False)
@@ -204,7 +211,7 @@ def _coded(data: TrainingSet, actions: pa.Table, is_positive: np.ndarray | None 
 def _read_later(
     site: Site, data: TrainingSet, days: list[str], user_ids: pa.Array
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """All actions of these users after the cut: the user's number, and the columns of a timeline."""
+    """Return all actions of these users after the cut: the place of the user in `user_ids`, and timeline columns."""
     users, parts = [], []
     for ds in days:
         for path in bucket_files(site, ds).values():
@@ -216,13 +223,13 @@ def _read_later(
 
 
 def _joined(data: TrainingSet, users: np.ndarray, later: tuple[np.ndarray, dict[str, Any]]) -> Timelines:
-    """The newest MAX_HISTORY actions before the cut, and all after it; `later` has each user's in order."""
+    """Join the newest MAX_HISTORY actions before the cut with all `later` ones, which are in order for each user."""
     first_U, last_U = data.held_out.offsets[users], data.held_out.offsets[users + 1]
     first_U = np.maximum(first_U, last_U - MAX_HISTORY)
     user_A, number_A = ragged(last_U - first_U)
     history_A = first_U[user_A] + number_A
     user_all = np.concatenate([user_A, later[0]])
-    order = np.argsort(user_all, kind="stable")  # the past stands first, and days ascend
+    order = np.argsort(user_all, kind="stable")  # the past comes first, and days ascend
     columns: dict[str, Any] = {
         name: np.concatenate([np.asarray(getattr(data.held_out, name))[history_A], later[1][name]])[order]
         for name in COLUMNS
@@ -232,7 +239,7 @@ def _joined(data: TrainingSet, users: np.ndarray, later: tuple[np.ndarray, dict[
 
 
 def ask(question: Question, frequency: Frequency) -> Queries:
-    """What a frequency asks: which embeddings are needed, and what each is to find."""
+    """Return the embeddings that a frequency needs, and the positives that each of them searches for."""
     timelines, positive_A = question.timelines, question.positive_A
     cut_us = question.data.cut_us
     user_P = np.searchsorted(timelines.offsets, positive_A, side="right") - 1
@@ -265,7 +272,7 @@ def ask(question: Question, frequency: Frequency) -> Queries:
 
 
 def _actions_before(timelines: Timelines, user_P: np.ndarray, moment_us_P: np.ndarray) -> np.ndarray:
-    """The first action at or after a moment, in the timeline of a user."""
+    """Return the row of the user's first action at or after a moment, or the end of the user's timeline."""
     pairs, inverse = np.unique(np.stack([user_P, moment_us_P]), axis=1, return_inverse=True)
     offsets = timelines.offsets
     ends = [
@@ -276,13 +283,13 @@ def _actions_before(timelines: Timelines, user_P: np.ndarray, moment_us_P: np.nd
 
 
 def _one_each(user_Q: np.ndarray) -> np.ndarray:
-    """A query of each user, all equally likely; the same at every call."""
+    """Return one query of each user, all equally likely; the same at every call."""
     first_U, count_U = np.unique(user_Q, return_index=True, return_counts=True)[1:]
     return first_U + (np.random.default_rng([SEED, 0xD1]).random(len(first_U)) * count_U).astype(np.int64)
 
 
 def _is_first(*columns: np.ndarray) -> np.ndarray:
-    """Whether nothing before it is equal to a row."""
+    """Return for each row whether no row before it is equal."""
     first = np.unique(np.stack(columns), axis=1, return_index=True)[1]
     result = np.zeros(len(columns[0]), bool)
     result[first] = True

@@ -1,7 +1,7 @@
-"""How an embedder did for each evaluation user: what a table cell, an interval and a verdict are made of.
+"""The scores of an embedder for each evaluated user: table cells, intervals and verdicts are computed from them.
 
 Scores of two embedders can be compared if their `question` is the same: the same users, positives and index. They
-are written as Parquet, one row for each (frequency, user), so that anybody can look into them.
+are written as Parquet, one row for each (frequency, user), so that other tools can read them.
 """
 
 from collections.abc import Mapping
@@ -15,25 +15,25 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pf_core.config.serving import Frequency
-from pf_core.storage.files import read_parquet, replaced
-
-BY_TYPE = "recall_at_10/"
+from pf_core.evaluation.manifest import BY_TYPE
+from pf_core.storage.files import read_parquet, write_file
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UserScores:
-    """By evaluation user, in one order for all embedders; NaN where undefined. U users, A days of age."""
+    """Scores of the evaluated users, in one order for all embedders; NaN where undefined. U users, A days of age."""
 
     num_positives: np.ndarray
     recall_at_10: np.ndarray
     recall_at_10_by_type: Mapping[str, np.ndarray]
-    """By action type of the positives; NaN for users who have none of it."""
+    """Recall by action type of the positives; NaN for users without positives of that type."""
     interest_entropy_at_50: np.ndarray
     top_10: np.ndarray
     """top_UK (int32): rows of the index, nearest first; -1 for a user without an embedding."""
     hits_UA: np.ndarray
     """Positives found within the first ten, by the day after the cut on which they happened (int32)."""
     positives_UA: np.ndarray
+    """All positives, by the same day (int32)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,13 +46,13 @@ class Scores:
 
     def write(self, path: Path) -> None:
         tables = [_to_table(self.user_ids, name, scores) for name, scores in self.frequencies.items()]
-        said = {"question": self.question, "index_size": str(self.index_size)}
-        with replaced(path) as partial:
-            pq.write_table(pa.concat_tables(tables).replace_schema_metadata(said), partial, compression="zstd")
+        description = {"question": self.question, "index_size": str(self.index_size)}
+        with write_file(path) as partial:
+            pq.write_table(pa.concat_tables(tables).replace_schema_metadata(description), partial, compression="zstd")
 
 
-def recall_by_day(scores: Scores) -> dict[str, list[float]]:
-    """By frequency, the share of each day's positives that was found; NaN for a day without any."""
+def recall_by_day(scores: Scores) -> dict[Frequency, list[float]]:
+    """Return, by frequency, the share of each day's positives that was found; NaN for a day without positives."""
     return {
         frequency: [
             float(hits / num) if num else float("nan")
@@ -64,12 +64,12 @@ def recall_by_day(scores: Scores) -> dict[str, list[float]]:
 
 def read_scores(path: Path) -> Scores:
     table = read_parquet(path)
-    said = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
+    description = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
     parts = {name: table.filter(pc.equal(table["frequency"], name)) for name in get_args(Frequency)}
     parts = {name: part for name, part in parts.items() if part.num_rows}
     return Scores(
-        question=said["question"],
-        index_size=int(said["index_size"]),
+        question=description["question"],
+        index_size=int(description["index_size"]),
         user_ids=next(iter(parts.values()))["user_id"].combine_chunks(),
         frequencies={name: _from_table(part) for name, part in parts.items()},
     )

@@ -1,5 +1,5 @@
-"""What the paper says of its parts: tasks, features, sizes, masking, SASRec's losses (sections 3.4, 4.2.5 to 4.2.7,
-appendix), and what we say beyond it. `paper_claims` explains how words are made exact."""
+"""The paper's claims on the parts of the model: tasks, features, sizes, masking, SASRec's losses (sections 3.4, 4.2.5
+to 4.2.7, appendix A.4), and claims of ours. `paper_claims` explains how words become statistics."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,6 @@ from pf_core.config.training import ModelConfig
 from pf_core.experiments.claims import (
     COLLAPSE,
     FEATURES,
-    HIDDEN_DIMS,
-    LAYERS,
     LONGER_RECIPES,
     SASREC_LOSSES,
     Claim,
@@ -18,19 +16,23 @@ from pf_core.experiments.claims import (
     best,
     greater,
     no_better,
-    of_capacity,
-    of_dim,
-    of_heads,
-    of_length,
+)
+from pf_core.experiments.families import (
+    HIDDEN_DIMS,
+    LAYERS,
+    recipe_of_capacity,
+    recipes_by_dim,
+    recipes_by_heads,
+    recipes_by_length,
 )
 from pf_core.experiments.quantities import coverage, entropy, gain_per_doubling, mean, recall, slope
 from pf_core.experiments.recipe import BASE
 
 TURN_OF_LENGTH = 32
-"""Gains are said to be constant until about here, and to diminish after."""
+"""Sequence length from which on, according to the paper, gains diminish."""
 
 TURN_OF_DIM = 32
-"""Half way through our range, in doublings."""
+"""The middle of our range of dimensions, in doublings."""
 
 
 def ablation_claims(base: ModelConfig, tasks: Sequence[str]) -> list[Claim]:
@@ -118,8 +120,10 @@ def _sequence_length(base: ModelConfig) -> list[Claim]:
     def claim(id: str, says: str, *parts: Part) -> Claim:
         return Claim(id=id, section="sequence-length", where="Figure on sequence length, 4.2.7", says=says, parts=parts)
 
-    recalls = {length: recall(recipe) for length, recipe in of_length(base).items()}
-    coverages = {length: coverage(recipe) for length, recipe in of_length(base).items() if length <= TURN_OF_LENGTH}
+    recalls = {length: recall(recipe) for length, recipe in recipes_by_length(base).items()}
+    coverages = {
+        length: coverage(recipe) for length, recipe in recipes_by_length(base).items() if length <= TURN_OF_LENGTH
+    }
     before = gain_per_doubling(recalls, min(recalls), TURN_OF_LENGTH)
     after = gain_per_doubling(recalls, TURN_OF_LENGTH, max(recalls))
     return [
@@ -147,8 +151,8 @@ def _embedding_dimension(base: ModelConfig) -> list[Claim]:
             id=id, section="embedding-dimension", where="Figure on embedding dimension, A.4.2", says=says, parts=parts
         )
 
-    recalls = {dim: recall(recipe) for dim, recipe in of_dim(base).items()}
-    coverages = {dim: coverage(recipe) for dim, recipe in of_dim(base).items()}
+    recalls = {dim: recall(recipe) for dim, recipe in recipes_by_dim(base).items()}
+    coverages = {dim: coverage(recipe) for dim, recipe in recipes_by_dim(base).items()}
     before = gain_per_doubling(recalls, min(recalls), TURN_OF_DIM)
     after = gain_per_doubling(recalls, TURN_OF_DIM, max(recalls))
     return [
@@ -170,17 +174,17 @@ def _embedding_dimension(base: ModelConfig) -> list[Claim]:
         claim(
             "narrow-entropy",
             "At small dimensions a user's own results can be more diverse.",
-            greater(entropy(of_dim(base)[min(recalls)]), entropy(BASE)),
+            greater(entropy(recipes_by_dim(base)[min(recalls)]), entropy(BASE)),
         ),
     ]
 
 
 def _architecture(base: ModelConfig) -> list[Claim]:
     by_layers = {
-        layers: mean([recall(of_capacity(base, layers, hidden)) for hidden in HIDDEN_DIMS]) for layers in LAYERS
+        layers: mean([recall(recipe_of_capacity(base, layers, hidden)) for hidden in HIDDEN_DIMS]) for layers in LAYERS
     }
     by_hidden = {
-        hidden: mean([recall(of_capacity(base, layers, hidden)) for layers in LAYERS]) for hidden in HIDDEN_DIMS
+        hidden: mean([recall(recipe_of_capacity(base, layers, hidden)) for layers in LAYERS]) for hidden in HIDDEN_DIMS
     }
     return [
         Claim(
@@ -202,7 +206,9 @@ def _architecture(base: ModelConfig) -> list[Claim]:
             section="heads",
             where="A.4.3",
             says="The number of heads makes no substantial difference.",
-            parts=tuple(alike(recall(recipe), recall(BASE)) for recipe in of_heads(base).values() if recipe != BASE),
+            parts=tuple(
+                alike(recall(recipe), recall(BASE)) for recipe in recipes_by_heads(base).values() if recipe != BASE
+            ),
         ),
     ]
 
@@ -253,17 +259,17 @@ def _masking_and_selection() -> list[Claim]:
 
 def _training_budget() -> list[Claim]:
     sasrec, ours = LONGER_RECIPES
-    frequencies: dict[Frequency, str] = {"once": "once", "daily": "daily", "realtime": "in realtime"}
+    adverbs: dict[Frequency, str] = {"once": "once", "daily": "daily", "realtime": "in realtime"}
     return [
         Claim(
             id=f"longer-beats-sasrec-{frequency}",
             section="training-budget",
             where="ours",
-            says=f"After 2.5 times the steps, inferred {said}, PinnerFormer retrieves more than SASRec.",
+            says=f"After 2.5 times the steps, inferred {adverb}, PinnerFormer retrieves more than SASRec.",
             parts=(greater(recall(ours, frequency), recall(sasrec, frequency)),),
             is_ours=True,
         )
-        for frequency, said in frequencies.items()
+        for frequency, adverb in adverbs.items()
     ]
 
 

@@ -1,11 +1,11 @@
-"""Whether a claim holds: one rule for all of them, on paired users and seeds.
+"""The test of a claim: one rule for all claims, on paired users and seeds.
 
 Users are drawn with replacement, the same users for every recipe; a user's value is the mean over the recipe's seeds.
-Two trainings that differ in nothing but the seed differ, too: by how much, relative to the metric, is pooled over all
-recipes with two seeds or more, and every draw moves each recipe's metric by a normal of that size over the root of
-its number of seeds. A recipe moves alike at all frequencies, but for what the seeds are seen to change between `once`
-and the others. Nothing is trained in a baseline, and it does not move. What 95 % of the draws lie between is the
-interval:
+Trainings that differ only in the seed give different metrics, too. Their variance, relative to the metric, is pooled
+over all recipes with two seeds or more, and every draw adds to each recipe's metric a normal deviate with that variance
+divided by the recipe's number of seeds. A recipe has one such deviate at all frequencies; at frequencies other than
+`once` a second one is added, for the variance of the difference from `once`. A baseline is not trained and has none.
+The interval contains 95 % of the draws:
 
 - greater: reproduced if the interval is above 0, contradicted if it is below;
 - alike: the margin is 5 % of the reference; reproduced inside of it, contradicted outside, on either side;
@@ -13,7 +13,7 @@ interval:
 
 Anything else is not distinguishable. A claim of several parts is reproduced if all are, and contradicted if one is.
 
-P90 coverage counts distinct pins, and users who are drawn twice bring no new ones: the bootstrap misjudges its spread.
+P90 coverage counts distinct pins, and users who are drawn twice add no new ones: the bootstrap gives a wrong spread.
 Its draws leave out a fifth of the users instead, the same for every recipe. A subsample of m of n users deviates from
 the sample as the sample does from the truth, times sqrt((n - m) / m), here 1/2: relative deviations are doubled, around
 their mean, because fewer users cover less.
@@ -30,7 +30,7 @@ import numpy as np
 
 from pf_core.config.serving import Frequency
 from pf_core.evaluation.scores import Scores, UserScores
-from pf_core.experiments.claims import Claim, Part, Results
+from pf_core.experiments.claims import Claim, Kind, Part, Results
 from pf_core.experiments.quantities import ALL, Metric, Quantity
 from pf_core.experiments.recipe import BASELINES
 
@@ -41,11 +41,12 @@ NUM_DRAWS = 500
 SEED = 20_220_814
 
 MARGIN = 0.05
+"""Share of the reference within which two quantities are alike."""
 
 LEVEL = (0.025, 0.975)
 
 LEFT_OUT = 5
-"""Draws of coverage leave out every user with a chance of one in this."""
+"""Each draw of coverage leaves out one in this many users."""
 
 UNTRAINED = frozenset(baseline.name for baseline in BASELINES)
 
@@ -66,7 +67,7 @@ class PartVerdict:
     part: Part
     verdict: Verdict
     interval: Interval
-    """Of the statistic, as a share of the reference's estimate if it has one."""
+    """Interval of the statistic, as a share of the reference's estimate if there is a reference."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,18 +76,18 @@ class ClaimVerdict:
     verdict: Verdict
     parts: tuple[PartVerdict, ...]
     missing: tuple[str, ...]
-    """What would have to be run first."""
+    """Recipes that have to be run first."""
 
 
 class Resampled:
-    """Metrics of recipes with their draws, each computed when it is asked for and kept."""
+    """Metrics of recipes with their bootstrap draws, computed on first use and cached."""
 
     def __init__(self, results: Results, *, num_draws: int = NUM_DRAWS, seed: int = SEED) -> None:
         self.results, self.num_draws, self.seed = results, num_draws, seed
         num_users = len(results.any_scores.user_ids)
         drawn_BU = np.random.default_rng(seed).multinomial(num_users, [1 / num_users] * num_users, num_draws)
         self.weight_BU = np.concatenate([np.ones((1, num_users)), drawn_BU])
-        """How often each user is in a draw."""
+        """Number of times that each user is in a draw."""
         self.is_kept_BU = _subsamples(num_users, num_draws, seed)
         self._draws: dict[Metric, np.ndarray] = {}
         self._variances: dict[tuple[str, str, str, str | None], float] = {}
@@ -95,9 +96,9 @@ class Resampled:
         return bool(self._seeds(metric))
 
     def draws(self, metric: Metric) -> np.ndarray:
-        """The estimate, then the draws."""
+        """Return the estimate of a metric, followed by its draws."""
         if metric not in self._draws:
-            self._draws[metric] = self._sample(metric) * (1 + self._moves(metric))
+            self._draws[metric] = self._sample(metric) * (1 + self._seed_noise(metric))
         return self._draws[metric]
 
     def interval(self, quantity: Quantity) -> Interval:
@@ -111,14 +112,14 @@ class Resampled:
             return _interval(self.draws(metric) / self.draws(to))
 
     def seed_spread(self, metric: Metric) -> float:
-        """Standard deviation from seed to seed of a metric at its frequency, relative to it, pooled over the recipes.
+        """Return the standard deviation over seeds, relative to the metric, pooled over the recipes.
 
         NaN if no recipe has two seeds.
         """
         return float(np.sqrt(self._variance(metric, None)))
 
     def staleness(self, recipe: str) -> list[Interval]:
-        """By day after the cut, recall `once` over that of `realtime` on the day's positives. Seeds do not move it."""
+        """Return recall `once` / recall `realtime` on the positives of each day after the cut, without seed noise."""
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio_BA = self._recall_by_day(recipe, "once") / self._recall_by_day(recipe, "realtime")
         return [_interval(ratio_BA[:, day]) for day in range(ratio_BA.shape[1])]
@@ -131,7 +132,7 @@ class Resampled:
             return (self.weight_BU @ hits_UA) / (self.weight_BU @ positives_UA)
 
     def _seeds(self, metric: Metric) -> list[tuple[Scores, UserScores]]:
-        """The recipe's scores at the metric's frequency and on its task; none unless every seed has them."""
+        """Return the scores of the recipe's seeds at the metric's frequency; empty unless every seed has the metric."""
         seeds = self.results.outcomes.get(metric.recipe, ())
         found = [
             (scores, scores.frequencies[metric.frequency]) for scores in seeds if metric.frequency in scores.frequencies
@@ -149,25 +150,26 @@ class Resampled:
             return np.concatenate([draws[:1], draws[0] * (1 + deviations)])
         return _mean(np.mean([_values(users, metric) for _, users in seeds], axis=0), self.weight_BU)
 
-    def _moves(self, metric: Metric) -> np.ndarray:
-        """By how much the choice of seeds may move the metric, relative to it; 0 for the estimate."""
-        moves = np.zeros(self.num_draws + 1)
+    def _seed_noise(self, metric: Metric) -> np.ndarray:
+        """Return the random deviation of each draw for the choice of seeds, relative to the metric; 0 for the
+        estimate."""
+        noise = np.zeros(self.num_draws + 1)
         if metric.recipe in UNTRAINED:
-            return moves
+            return noise
         num_seeds = len(self._seeds(metric))
         at_once = Metric(metric.name, metric.recipe, "once", metric.task)
-        moves[1:] = self._normals(at_once) * np.sqrt(np.nan_to_num(self._variance(at_once, None)) / num_seeds)
+        noise[1:] = self._normals(at_once) * np.sqrt(np.nan_to_num(self._variance(at_once, None)) / num_seeds)
         if metric.frequency != "once":
             beyond = np.nan_to_num(self._variance(metric, "once"))
-            moves[1:] += self._normals(metric) * np.sqrt(beyond / num_seeds)
-        return moves
+            noise[1:] += self._normals(metric) * np.sqrt(beyond / num_seeds)
+        return noise
 
     def _normals(self, metric: Metric) -> np.ndarray:
-        """The same for a metric whenever it is asked for, independent of those of others."""
+        """Return standard normal numbers: the same for a metric at every call, independent between metrics."""
         return np.random.default_rng([self.seed, zlib.crc32(repr(metric).encode())]).standard_normal(self.num_draws)
 
     def _variance(self, metric: Metric, beyond: Frequency | None) -> float:
-        """Pooled variance of the seeds' relative deviations, or of how they differ from those at frequency `beyond`."""
+        """Return the pooled variance of the seeds' relative deviations, or of their difference from `beyond`'s."""
         key = (metric.name, metric.frequency, metric.task, beyond)
         if key not in self._variances:
             squares, freedom = 0.0, 0
@@ -181,7 +183,7 @@ class Resampled:
         return self._variances[key]
 
     def _deviations(self, metric: Metric) -> np.ndarray:
-        """Of each seed's metric from their mean, relative to it; empty with fewer than two seeds or a mean of 0."""
+        """Return each seed's relative deviation from the mean of seeds; empty with one seed or a mean of 0."""
         seeds = self._seeds(metric)
         if len(seeds) < 2:
             return np.zeros(0)
@@ -197,7 +199,8 @@ class Resampled:
         return values / values.mean() - 1 if values.mean() > 0 else np.zeros(0)
 
 
-def judge(claim: Claim, resampled: Resampled) -> ClaimVerdict:
+def assess_claim(claim: Claim, resampled: Resampled) -> ClaimVerdict:
+    """Return the verdict on a claim; `not run` if a recipe that it needs has no scores."""
     needed = {metric for part in claim.parts for metric in part.quantity.metrics | _reference_metrics(part)}
     missing = sorted(
         metric.recipe if metric.frequency == "once" else f"{metric.recipe} ({metric.frequency})"
@@ -206,19 +209,19 @@ def judge(claim: Claim, resampled: Resampled) -> ClaimVerdict:
     )
     if missing or not claim.parts:
         return ClaimVerdict(claim, "not run", (), tuple(dict.fromkeys(missing)))
-    parts = tuple(judge_part(part, resampled) for part in claim.parts)
-    return ClaimVerdict(claim, join([part.verdict for part in parts]), parts, ())
+    parts = tuple(assess_part(part, resampled) for part in claim.parts)
+    return ClaimVerdict(claim, join_verdicts([part.verdict for part in parts]), parts, ())
 
 
-def judge_part(part: Part, resampled: Resampled) -> PartVerdict:
+def assess_part(part: Part, resampled: Resampled) -> PartVerdict:
     interval = resampled.interval(part.quantity)
     if part.reference is not None and (reference := resampled.interval(part.reference).estimate) > 0:
         interval = interval.scaled(1 / reference)
-    return PartVerdict(part, decide(part.kind, interval), interval)
+    return PartVerdict(part, apply_rule(part.kind, interval), interval)
 
 
-def decide(kind: str, interval: Interval) -> Verdict:
-    """The rule, on an interval that is relative to the reference."""
+def apply_rule(kind: Kind, interval: Interval) -> Verdict:
+    """Apply the rule to an interval that is relative to the reference."""
     low, high = interval.low, interval.high
     if kind == "greater":
         holds, fails = low > 0, high < 0
@@ -229,7 +232,8 @@ def decide(kind: str, interval: Interval) -> Verdict:
     return "reproduced" if holds else "contradicted" if fails else "not distinguishable"
 
 
-def join(verdicts: Sequence[Verdict]) -> Verdict:
+def join_verdicts(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the verdict on a claim of several parts."""
     if "contradicted" in verdicts:
         return "contradicted"
     return "reproduced" if set(verdicts) == {"reproduced"} else "not distinguishable"
@@ -250,7 +254,7 @@ def _scale_of(is_kept_U: np.ndarray) -> float:
 
 
 def _interval(draws: np.ndarray) -> Interval:
-    """NaN if it is undefined in any draw."""
+    """Return the estimate and its 95 % interval; the ends are NaN if any draw is undefined."""
     low, high = np.quantile(np.where(np.isinf(draws[1:]), np.nan, draws[1:]), LEVEL)
     return Interval(float(draws[0]), float(low), float(high))
 
@@ -262,16 +266,16 @@ def _values(users: UserScores, metric: Metric) -> np.ndarray:
 
 
 def _mean(value_U: np.ndarray, weight_BU: np.ndarray) -> np.ndarray:
-    """The mean over the users for whom it is defined, in each draw."""
+    """Return the mean in each draw over the users for whom the value is defined."""
     is_defined_U = ~np.isnan(value_U)
     with np.errstate(invalid="ignore"):
         return (weight_BU @ np.where(is_defined_U, value_U, 0.0)) / (weight_BU @ is_defined_U)
 
 
 def _coverage(top_UK: np.ndarray, index_size: int, weight_BU: np.ndarray) -> np.ndarray:
-    """P90 coverage in each draw, as `diversity.p90_coverage` has it for one.
+    """Return P90 coverage in each draw; `metrics.diversity.p90_coverage` computes it for one.
 
-    Instead of sorting pins by how often they are retrieved, it counts how many pins are retrieved how often.
+    Instead of sorting pins by their number of retrievals, this counts the pins with each number of retrievals.
     """
     user, place = np.nonzero(top_UK >= 0)
     if not len(user):

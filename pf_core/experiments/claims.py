@@ -1,7 +1,7 @@
-"""A claim is a sentence and the statistics that it stands or falls with; `verdicts` finds out whether it does.
+"""What a claim is: a sentence, and the statistics that decide whether it holds; `bootstrap.assess_claim` decides.
 
-The lists are in `paper_claims` and `ablation_claims`. A claim says what it needs in terms of recipes; `Results` is what
-there is of them.
+The lists are in `paper_claims` and `ablation_claims`. A claim names the recipes that it needs; `Results` holds the
+scores of the recipes that were run.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,23 +12,12 @@ from typing import Literal
 
 import yaml
 
-from pf_core.config.training import ModelConfig
 from pf_core.errors import PipelineError
 from pf_core.evaluation.scores import Scores
 from pf_core.experiments.quantities import Quantity
-from pf_core.experiments.recipe import BASE, Set
+from pf_core.experiments.recipe import Set
 
 Kind = Literal["greater", "alike", "no_better"]
-
-LENGTHS = (4, 8, 16, 32, 128)
-
-DIMS = (8, 16, 32, 128)
-
-HEADS = (2, 4)
-
-LAYERS = (1, 2, 4)
-
-HIDDEN_DIMS = (32, 64, 128)
 
 SASREC_LOSSES = ("sasrec_bce", "sasrec_unweighted", "sasrec")
 
@@ -44,20 +33,22 @@ FEATURES = {
 }
 
 COLLAPSE = 10.0
+"""Results have collapsed if their coverage is less than one in this of the reference's."""
 
 COMPARABLE = 0.8
+"""Coverage is comparable if it is at least this share of the reference's."""
 
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """By recipe, the scores of each seed: everything that the report knows of the models."""
+    """The scores of each seed, by recipe: tables, figures and verdicts are computed from these alone."""
 
     outcomes: Mapping[str, Sequence[Scores]]
 
     def __post_init__(self) -> None:
         questions = {scores.question for seeds in self.outcomes.values() for scores in seeds}
         if not questions:
-            raise PipelineError("no recipe has been run: there is nothing to report. Run some: pf ablations")
+            raise PipelineError("no recipe has been run: there is nothing to report", "run some: pf ablations")
         if len(questions) > 1:
             raise PipelineError(
                 f"results of {len(questions)} evaluation questions ({', '.join(sorted(questions))}): only recipes that "
@@ -70,18 +61,18 @@ class Results:
 
     @property
     def tasks(self) -> list[str]:
-        """The positive action types, as the question has them."""
+        """Action types of the question's positives."""
         return list(next(iter(self.any_scores.frequencies.values())).recall_at_10_by_type)
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One statistic. greater: it is above 0; alike: it is within the margin; no_better: it is below the margin."""
+    """One statistic of a claim. greater: it is above 0; alike: within the margin; no_better: below the margin."""
 
     kind: Kind
     quantity: Quantity
     reference: Quantity | None
-    """What the statistic and the margin are a share of; None if it is a share already."""
+    """The statistic and the margin are shares of this quantity; None if the statistic is a share already."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,28 +110,12 @@ def best(one: Quantity, others: Iterable[Quantity]) -> tuple[Part, ...]:
     return tuple(greater(one, other) for other in others)
 
 
-def of_length(base: ModelConfig) -> dict[int, str]:
-    """The recipes by their sequence length, shortest first, the base among them."""
-    return dict(sorted({**{length: f"length_{length}" for length in LENGTHS}, base.sequence_length: BASE}.items()))
-
-
-def of_dim(base: ModelConfig) -> dict[int, str]:
-    return dict(sorted({**{dim: f"dim_{dim}" for dim in DIMS}, base.embedding_dim: BASE}.items()))
-
-
-def of_heads(base: ModelConfig) -> dict[int, str]:
-    return dict(sorted({**{heads: f"heads_{heads}" for heads in HEADS}, base.num_heads: BASE}.items()))
-
-
-def of_capacity(base: ModelConfig, layers: int, hidden: int) -> str:
-    is_base = (layers, hidden) == (base.num_layers, base.hidden_dim)
-    return BASE if is_base else f"layers_{layers}_hidden_{hidden}"
-
-
 def read_explanations(path: Path, claims: Sequence[Claim]) -> dict[str, str]:
-    """Why claims do not hold here, by claim id, from a YAML file; nothing if there is none."""
+    """Read from a YAML file why claims do not hold, by claim id; empty if there is no such file."""
     texts = (yaml.safe_load(path.read_text()) or {}) if path.exists() else {}
     unknown = sorted(set(texts) - {claim.id for claim in claims})
     if unknown:
-        raise PipelineError(f"{path} explains claims that do not exist: {', '.join(unknown)}")
+        raise PipelineError(
+            f"{path} explains claims that do not exist: {', '.join(unknown)}", "remove them or correct their ids"
+        )
     return {name: " ".join(str(text).split()) for name, text in texts.items()}

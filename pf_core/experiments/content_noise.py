@@ -1,8 +1,8 @@
-"""The same training set with content vectors that say less: how good do they have to be?
+"""Training sets with noisy content vectors: how good do content vectors have to be? (an experiment of ours)
 
-A noisy set has the timelines, pins and vocabularies of the set that it is made of (the files are hard links), and
-content vectors to which isotropic noise of `noise` times their norm was added, scaled back to the norm that they had.
-It is a function of that set and of `noise`: its fingerprint is known before it exists.
+A noisy set has the timelines, pins and vocabularies of its base set (the files are hard links), and content vectors to
+which isotropic noise of `noise` times their norm was added, rescaled to their original norm. It is a function of the
+base set and of `noise`: its fingerprint is known before it exists.
 """
 
 import hashlib
@@ -26,13 +26,13 @@ CHUNK_ROWS = 65_536
 
 
 def noisy_manifest(manifest: Manifest, noise: float) -> Manifest:
-    """Of the noisy set, from that of the set that it is made of."""
+    """Return the manifest of the noisy set, from the manifest of its base set."""
     content = f"{manifest['fingerprint']} content_noise={noise:g}"
     return manifest | {"fingerprint": hashlib.sha256(content.encode()).hexdigest()[:16], "content_noise": noise}
 
 
 def make_noisy_set(base: Path, manifest: Manifest, target: Path) -> None:
-    """The set that `manifest` describes, from the one in `base`; whatever else is beside it in its folder goes."""
+    """Build the set that `manifest` describes from the one in `base`; other sets in the target's parent are removed."""
     with exclusive(target.parent, target.parent.name):
         if (target / DESCRIPTION).exists():
             return

@@ -1,10 +1,9 @@
-"""Every directional claim of the paper's offline experiments (section 4.2, masking, the appendix), made testable.
+"""Every directional claim of the paper's offline experiments (section 4.2, masking, appendix A.4), made testable.
 
-A claim is a sentence and the statistics that it stands or falls with; `verdicts` finds out whether it does. What the
-paper says in words is made exact here, before any result: "collapse" is less than a tenth, "comparable" at least four
-fifths, "diminishing returns" a smaller gain for a doubling beyond the middle of the range than before it, "longer is
-better" a positive slope over doublings, "no substantial change" a change within 5 %. Claims of our own are told apart
-and are not counted as the paper's. Table numbers are those of the paper, in which 7 and 8 are A/B experiments.
+The words of the paper became statistics before there was any result: "collapse" is less than a tenth, "comparable" at
+least four fifths, "diminishing returns" a smaller gain for a doubling beyond the middle of the range than before it,
+"longer is better" a positive slope over doublings, "no substantial change" a change within 5 %. Claims of our own are
+marked and are not counted as the paper's. Table numbers are those of the paper, in which 7 and 8 are A/B experiments.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from pf_core.experiments.recipe import BASE
 
 
 def all_claims(base: ModelConfig, tasks: Sequence[str]) -> list[Claim]:
-    """`base` is the model that the site's recipes change, `tasks` are its positive action types."""
+    """Return the claims for the model that the recipes change (`base`) and its positive action types (`tasks`)."""
     return [
         *_model_comparison(),
         *_batch_vs_realtime(),

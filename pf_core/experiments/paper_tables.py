@@ -1,8 +1,8 @@
-"""The paper's offline tables and figures: their numbers, and the recipe that stands for each row.
+"""The paper's offline tables and figures (section 4.2, appendix A.4): their numbers, and the recipe of each row.
 
 The figures on sequence length and embedding dimension are printed without numbers. Where our sizes are not the
-paper's, as in Table 9, rows stand for the same place in the range, and say so. Tables 7 and 8 are A/B experiments on
-a site with users; nothing offline reproduces them.
+paper's, as in Table 9, a row stands for the same place in the range, and its label says so. Tables 7 and 8 are A/B
+experiments on a site with users; nothing offline reproduces them.
 """
 
 from collections.abc import Sequence
@@ -10,15 +10,14 @@ from typing import get_args
 
 from pf_core.config.serving import Frequency
 from pf_core.config.training import ModelConfig
-from pf_core.experiments.claims import (
-    FEATURES,
+from pf_core.experiments.claims import FEATURES, LONGER_RECIPES
+from pf_core.experiments.families import (
     HIDDEN_DIMS,
     LAYERS,
-    LONGER_RECIPES,
-    of_capacity,
-    of_dim,
-    of_heads,
-    of_length,
+    recipe_of_capacity,
+    recipes_by_dim,
+    recipes_by_heads,
+    recipes_by_length,
 )
 from pf_core.experiments.quantities import ALL
 from pf_core.experiments.recipe import BASE, Set
@@ -26,6 +25,7 @@ from pf_core.experiments.tables import COVERAGE, ENTROPY, RECALL, Column, Row, S
 
 
 def paper_sections(base: ModelConfig, tasks: Sequence[str]) -> list[Section]:
+    """Return the tables and figures for a site's base model and its positive action types (`tasks`)."""
     return [
         _model_comparison(),
         _batch_vs_realtime(),
@@ -195,7 +195,7 @@ def _sequence_length(base: ModelConfig) -> Section:
         title="Sequence length",
         where="Figure, section 4.2.7",
         columns=(RECALL, COVERAGE),
-        rows=tuple(Row(f"{size} actions", recipe, size=size) for size, recipe in of_length(base).items()),
+        rows=tuple(Row(f"{size} actions", recipe, size=size) for size, recipe in recipes_by_length(base).items()),
         drawing="curves",
         note="The paper's figure is printed without numbers; at 256 actions it has a recall of 0.229 and a coverage of "
         "0.042.",
@@ -208,7 +208,7 @@ def _embedding_dimension(base: ModelConfig) -> Section:
         title="Embedding dimension",
         where="Figure, appendix A.4.2",
         columns=(RECALL, ENTROPY, COVERAGE),
-        rows=tuple(Row(f"{size} numbers", recipe, size=size) for size, recipe in of_dim(base).items()),
+        rows=tuple(Row(f"{size} numbers", recipe, size=size) for size, recipe in recipes_by_dim(base).items()),
         drawing="curves",
         note="The paper's figure is printed without numbers; at 256 numbers it has a recall of 0.229.",
     )
@@ -238,7 +238,7 @@ def _capacity(base: ModelConfig) -> Section:
         rows=tuple(
             Row(
                 f"{layers} × {hidden} (paper: {paper_layers} × {paper_hidden})",
-                of_capacity(base, layers, hidden),
+                recipe_of_capacity(base, layers, hidden),
                 PAPER_CAPACITY[paper_layers, paper_hidden],
                 size=hidden,
             )
@@ -276,7 +276,7 @@ def _sequence_selection() -> Section:
 
 
 def _heads(base: ModelConfig) -> Section:
-    rows = [Row(f"{heads} heads", recipe) for heads, recipe in of_heads(base).items() if recipe != BASE]
+    rows = [Row(f"{heads} heads", recipe) for heads, recipe in recipes_by_heads(base).items() if recipe != BASE]
     return _pair("heads", "Attention heads", "appendix A.4.3", *rows, base=f"{base.num_heads} heads (PinnerFormer)")
 
 

@@ -1,19 +1,21 @@
-"""What an experiment comes to: a folder for each of its seeds, in which the judgement is the last file to appear.
+"""The runs of an experiment: a folder for each of its seeds, in which the judgement is the last file to appear.
 
     <site>/ablation_runs/<recipe>/<model_version>/   history.jsonl, model/, result.json, scores.parquet, evaluation.json
 
 Experiments with noisy content vectors have a training set of their own, in <site>/noisy_training_set/<noise>/.
-A trained model is taken up again as long as its configuration, training set and code are the same, and its judgement
-as long as the question and the code that judges are. What has changed, and only that, is made anew.
+A trained model is reused as long as its configuration, training set and code are the same, and its judgement as long
+as the question and the evaluation code are. Only what has changed is trained or evaluated again.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pf_core.config.site import Site
 from pf_core.experiments.content_noise import make_noisy_set, noisy_manifest
+from pf_core.experiments.judgement import Judgement
 from pf_core.experiments.recipe import Experiment, Recipe
 from pf_core.storage.files import read_json
 from pf_core.training.plan import PlannedModel, code_fingerprint, plan_config
@@ -24,46 +26,46 @@ JUDGEMENT = "evaluation.json"
 SCORES = "scores.parquet"
 
 JUDGING_CODE = ("hashing.py", "timelines/arrays.py", "metrics", "evaluation", "experiments/judge.py")
-"""Files and folders of pf_core that decide a judgement: with a statement in one of them changed, the same model may be
-judged differently."""
+"""Files and folders of pf_core that decide a judgement: if a statement in one of them changes, the metrics of the same
+model may change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedSeed:
-    """One run of an experiment."""
+    """One run of an experiment: its inputs, and its folder."""
 
     experiment: Experiment
     seed: int
     training_set: Path
     manifest: dict[str, Any]
-    """The training set's, which is there already if it is the site's own."""
+    """Manifest of the training set; a noisy training set may not have been made yet."""
     judged_by: str
-    """The code that judges, and how many users and pins it asks about at most."""
+    """Fingerprint of the evaluation code, and its limits on users and pins."""
     run_dir: Path
     model: PlannedModel | None
-    """None: nothing is trained."""
+    """The model to train; None for a baseline."""
 
     @property
     def title(self) -> str:
         return f"{self.experiment.name}, seed {self.seed}"
 
     @property
-    def judgement(self) -> dict[str, Any] | None:
-        """What was found, if it was found by the code of today."""
+    def judgement(self) -> Judgement | None:
+        """The judgement in the seed's folder, if the current code has made it."""
         path = self.run_dir / JUDGEMENT
-        found = read_json(path) if path.exists() else None
+        found: Judgement | None = read_json(path) if path.exists() else None
         return found if found is not None and found.get("judged_by") == self.judged_by else None
 
     @property
-    def older_judgement(self) -> dict[str, Any] | None:
-        """What any version of the code has found for the same configuration on the same training set; the newest."""
+    def older_judgement(self) -> Judgement | None:
+        """The newest judgement of the same configuration on the same training set, by any version of the code."""
         same = {"seed": self.seed, "training_set": self.fingerprint, "config": self.config}
         paths = sorted(self.run_dir.parent.glob(f"*/{JUDGEMENT}"), key=lambda path: -path.stat().st_mtime)
         return next((found for found in map(read_json, paths) if same.items() <= found.items()), None)
 
     @property
     def fingerprint(self) -> str:
-        """Of the training set."""
+        """Fingerprint of the training set."""
         return str(self.manifest["fingerprint"])
 
     @property
@@ -78,7 +80,7 @@ def experiments_dir(site: Site) -> Path:
 def plan_experiments(
     site: Site, experiments: Iterable[Experiment], *, num_seeds: int | None = None
 ) -> dict[str, list[PlannedSeed]]:
-    """By name, the runs of these experiments on the training set that is there; `num_seeds` for another number."""
+    """Return the runs of these experiments on the site's training set, by name; `num_seeds` overrides their own."""
     limits = site.serving.promotion
     judged_by = f"{code_fingerprint(JUDGING_CODE)}, {limits.num_users} users, {limits.num_pins} pins"
     codes = {"code": code_fingerprint(), "judged_by": judged_by}
@@ -89,18 +91,24 @@ def plan_experiments(
 
 
 def make_training_set(site: Site, plan: PlannedSeed) -> None:
-    """As far as it is not the site's own."""
+    """Make the training set of a run, unless it is the site's own."""
     if "content_noise" in plan.manifest:
         make_noisy_set(latest_training_set(site), plan.manifest, plan.training_set)
 
 
 def has_content_noise(experiment: Experiment) -> bool:
-    """Noise 0, too, which is the site's own vectors."""
+    """Whether the experiment is about noisy content vectors; noise 0, the site's own vectors, is one of these."""
     return isinstance(experiment, Recipe) and experiment.content_noise is not None
 
 
+def results_version(plans: Sequence[PlannedSeed], question: str) -> str:
+    """Hash of all that decides the judgements of an experiment's seeds on a question."""
+    decisive = [question, *(f"{plan.run_dir.name} {plan.judged_by}" for plan in plans)]
+    return hashlib.sha256("\n".join(decisive).encode()).hexdigest()[:16]
+
+
 def _training_set(site: Site, experiment: Experiment) -> tuple[Path, dict[str, Any]]:
-    """Where an experiment's training set is, or will be, and its manifest."""
+    """Return the path of an experiment's training set, which may not exist yet, and its manifest."""
     path = latest_training_set(site)
     manifest = read_json(path / DESCRIPTION)
     if isinstance(experiment, Recipe) and experiment.content_noise:

@@ -1,7 +1,7 @@
-"""The arithmetic of claims: metrics of recipes, and what is computed from them.
+"""The arithmetic of claims: metrics of recipes, and quantities computed from them.
 
-A `Quantity` says what it is computed from, how, and how one writes it; it knows no data. It is evaluated on arrays
-that hold the estimate and its bootstrap draws, so that whatever can be computed has an interval.
+A `Quantity` is a formula without data: its metrics, its text, and its function. It is evaluated on arrays that hold the
+estimate and its bootstrap draws, so that every quantity has an interval.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -72,7 +72,7 @@ def _of_metric(metric: Metric) -> Quantity:
 
 
 def drop(before: Quantity, after: Quantity) -> Quantity:
-    """The share of `before` that is lost; NaN if there was nothing to lose."""
+    """1 - after / before: the share of `before` that is lost; NaN if `before` is 0."""
 
     def evaluate(values: Values) -> np.ndarray:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -90,7 +90,7 @@ def mean(quantities: Sequence[Quantity]) -> Quantity:
 
 
 def slope(points: Mapping[int, Quantity]) -> Quantity:
-    """Least-squares gain for each doubling of the key: the slope over log2 of it."""
+    """Least-squares gain for each doubling of the key: the slope over log2 of the key."""
     sizes = sorted(points)
     x = np.log2(sizes) - np.log2(sizes).mean()
     return Quantity(

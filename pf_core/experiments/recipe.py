@@ -1,6 +1,6 @@
-"""What an experiment is: a recipe, which is trained, or a baseline, which is not; and the sets that they stand in.
+"""What an experiment is: a recipe, which is trained, or a baseline, which is not; and the sets that they belong to.
 
-Each set is a table or a figure of the paper (section 4.2 and appendix), or a question of ours.
+Each set is a table or a figure of the paper (section 4.2 and appendix A.4), or a question of ours.
 """
 
 from collections.abc import Callable
@@ -28,13 +28,13 @@ Set = Literal[
     "content-noise",
     "ours",
 ]
-"""In the order in which they are worth running."""
+"""Sets of experiments, the most important first; experiments run in this order."""
 
 CORE_SETS: tuple[Set, ...] = get_args(Set)[:9]
-"""Those whose claims carry the paper: their recipes are trained with two seeds."""
+"""Sets with the paper's main claims: their recipes are trained with two seeds."""
 
 REFRESHED_SETS: tuple[Set, ...] = ("batch-vs-realtime", "objectives", "sasrec-losses", "training-budget")
-"""Those about stale embeddings: their recipes are judged at every frequency, all others once."""
+"""Sets about stale embeddings: their recipes are evaluated at every frequency, all others once."""
 
 BASE = "pinnerformer"
 
@@ -48,8 +48,8 @@ class Recipe:
     change: Change
     sets: tuple[Set, ...]
     content_noise: float | None = None
-    """Trained with content vectors to which noise of so many times their norm was added, and judged beside baselines
-    that have the same vectors."""
+    """Noise added to the content vectors, as a multiple of their norm; the recipe is then also compared with baselines
+    that read the same vectors."""
 
     @property
     def num_seeds(self) -> int:
@@ -60,13 +60,13 @@ class Recipe:
         return get_args(Frequency) if set(self.sets) & set(REFRESHED_SETS) else ("once",)
 
     def configure(self, base: TrainConfig, *, seed: int) -> TrainConfig:
-        """The run with this number, from 0; the base's own seed is the first."""
+        """Return the configuration of the recipe's run number `seed`, from 0; run 0 has the base's own seed."""
         return changed(self.change(base), seed=base.seed + seed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """Judged as the recipes are; `protocol` knows it by its name."""
+    """Evaluated as the recipes are; its name is a key of `embedders.BASELINE_EMBEDDERS`."""
 
     name: str
     why: str

@@ -1,10 +1,10 @@
 """The experiments: a recipe takes the site's own configuration and changes what it claims to change, nothing else.
 
-The base of all of them, `pinnerformer`, is the model of the site file's training section, so that the budget is the
-same for everybody. A recipe that gives the base itself, or that the base does not admit (a width that its heads do not
-divide), does not exist at a site.
+The base of all recipes, `pinnerformer`, is the model of the site file's training section, so that all have the same
+budget. A recipe that is equal to the base, or that is not a valid model on this base (a width that its heads do not
+divide), does not exist at a site. Sizes come from `families`, as those of claims and tables do.
 
-The function's name is the recipe's, and its docstring says why anybody should care.
+The function's name is the recipe's name, and its docstring is shown as the reason for the recipe.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,17 +16,25 @@ from pydantic import ValidationError
 
 from pf_core.config.site import Site
 from pf_core.config.training import TrainConfig
+from pf_core.experiments.families import (
+    HIDDEN_DIMS,
+    LAYERS,
+    recipe_of_capacity,
+    recipes_by_dim,
+    recipes_by_heads,
+    recipes_by_length,
+)
 from pf_core.experiments.recipe import BASE, BASELINES, Change, Experiment, Recipe, Set, changed
 
 CONTENT_NOISES = (0, 1, 2, 4)
-"""Times the norm of a content vector."""
+"""Noise as a multiple of the norm of a content vector."""
 
 LONGER = 2.5
-"""Times the steps of the base."""
+"""Number of steps as a multiple of the base's."""
 
 
 def pinnerformer(base: TrainConfig) -> TrainConfig:
-    """The model of the site file, which everything else is compared with."""
+    """The model of the site file, which all others are compared with."""
     return base
 
 
@@ -39,7 +47,7 @@ def next_action(base: TrainConfig) -> TrainConfig:
 
 
 def sasrec(base: TrainConfig) -> TrainConfig:
-    """The next action at every position, with the paper's softmax and the newest embedding weighed up (A.4)."""
+    """The next action at every position, with the paper's softmax and equal weight for the newest embedding (A.4.4)."""
     return _sampling(base, objective="sasrec", equal_e1_weight=True)
 
 
@@ -77,7 +85,7 @@ def mixed_uncorrected(base: TrainConfig) -> TrainConfig:
 
 
 def random_corrected(base: TrainConfig) -> TrainConfig:
-    """Random negatives are drawn alike, so that the correction should do nothing."""
+    """Random negatives all have the same probability, so that the correction should change nothing."""
     return _loss(base, negatives="random", log_q="all")
 
 
@@ -110,7 +118,7 @@ def no_action_type(base: TrainConfig) -> TrainConfig:
 
 
 def no_duration(base: TrainConfig) -> TrainConfig:
-    """Without how long it lasted."""
+    """Without the duration of the action."""
     return _without(base, "duration")
 
 
@@ -123,13 +131,13 @@ def no_position(base: TrainConfig) -> TrainConfig:
 
 
 def sasrec_bce(base: TrainConfig) -> TrainConfig:
-    """SASRec as published: binary cross-entropy against one negative, every position weighs the same."""
+    """SASRec as published: binary cross-entropy against one negative, every position has the same weight."""
     changed = _sampling(base, objective="sasrec", equal_e1_weight=False)
     return _loss(changed, kind="bce", log_q="none")
 
 
 def sasrec_unweighted(base: TrainConfig) -> TrainConfig:
-    """SASRec with the softmax, every position weighs the same."""
+    """SASRec with the softmax, every position has the same weight."""
     return _sampling(base, objective="sasrec", equal_e1_weight=False)
 
 
@@ -143,7 +151,7 @@ def strong_actions_only(base: TrainConfig, positive_types: tuple[str, ...]) -> T
     return _model(base, sequence_types=positive_types)
 
 
-# Families: one number, or one type, of the base is another
+# Families: one size of the base, or its action types, take other values
 
 
 def only(base: TrainConfig, action_type: str) -> TrainConfig:
@@ -175,51 +183,52 @@ def heads(base: TrainConfig, num_heads: int) -> TrainConfig:
 
 
 def log_q_negatives(base: TrainConfig) -> TrainConfig:
-    """The correction of the negatives' logits alone, as many libraries have it."""
+    """The correction of the negatives' logits alone, as many libraries do it."""
     return _loss(base, log_q="negatives")
 
 
 def default_init(base: TrainConfig) -> TrainConfig:
-    """Weights as the layers draw them, instead of towers that start by passing the content vector through."""
+    """The layers' default weights, instead of towers that start by passing the content vector through."""
     return _model(base, near_identity_init=False)
 
 
 def longer(base: TrainConfig, of: Change) -> TrainConfig:
-    """The same, trained longer: would the order of models be another?"""
+    """The same, trained longer: is the order of models the same?"""
     changed_base = of(base)
     num_steps = round(LONGER * base.optimizer.num_steps)
     return changed(changed_base, optimizer=changed_base.optimizer.model_dump() | {"num_steps": num_steps})
 
 
 def noise(base: TrainConfig) -> TrainConfig:
-    """The base and PinnerSage with content vectors that say less: does a learned embedding need them less?"""
+    """The base and PinnerSage with noisy content vectors: does a learned embedding depend on them less?"""
     return base
 
 
 def no_relative_time(base: TrainConfig) -> TrainConfig:
-    """The time of an action, without how long before the newest action and after the one before it that was."""
+    """Without the time from an action to the newest action and to the action before it."""
     return _without(base, "since_latest", "gap")
 
 
 def experiments(site: Site) -> dict[str, Experiment]:
-    """All that exist at a site, by name, in the order in which they are worth running."""
+    """Return all experiments of a site by name, the most important first."""
     base, positive_types = site.training.train_config, site.source.positive.action_types
-    found = [recipe for recipe in _recipes(positive_types) if _exists(recipe, base)]
+    found = [recipe for recipe in _recipes(base, positive_types) if _exists(recipe, base)]
     everything: list[Experiment] = [*found, *BASELINES]
     return {experiment.name: experiment for experiment in sorted(everything, key=_rank)}
 
 
 def recipes(site: Site) -> dict[str, Recipe]:
-    """Of the experiments, those that are trained."""
+    """Return the experiments that are trained."""
     return {name: recipe for name, recipe in experiments(site).items() if isinstance(recipe, Recipe)}
 
 
 def _rank(experiment: Experiment) -> tuple[bool, int]:
-    """The base, then by the first set."""
+    """Sort key: the base comes first, then the experiments of the first set, and so on."""
     return experiment.name != BASE, min(get_args(Set).index(name) for name in experiment.sets)
 
 
-def _recipes(positive_types: tuple[str, ...]) -> Iterable[Recipe]:
+def _recipes(base: TrainConfig, positive_types: tuple[str, ...]) -> Iterable[Recipe]:
+    """All recipes that claims, tables and figures name on this base; some may not be valid models."""
     with_base: tuple[Set, ...] = tuple(name for name in get_args(Set) if name != "sasrec-losses")
     yield _named(pinnerformer, *with_base)
     yield _named(sasrec, "model-comparison", "batch-vs-realtime", "objectives", "sasrec-losses")
@@ -240,19 +249,22 @@ def _recipes(positive_types: tuple[str, ...]) -> Iterable[Recipe]:
     yield _named(no_causal_mask, "masking")
     for change in (pinnerformer, sasrec):
         yield _of_family(longer, "training-budget", name=f"longer_{change.__name__}", of=change)
-    for sequence_length in (4, 8, 16, 32, 64, 128):
-        name = f"length_{sequence_length}"
-        yield _of_family(length, "sequence-length", name=name, sequence_length=sequence_length)
-    for embedding_dim in (8, 16, 32, 64, 128):
-        yield _of_family(dim, "embedding-dimension", name=f"dim_{embedding_dim}", embedding_dim=embedding_dim)
-    for num_layers, hidden_dim in product((1, 2, 4), (32, 64, 128)):
-        name = f"layers_{num_layers}_hidden_{hidden_dim}"
-        yield _of_family(capacity, "capacity", name=name, num_layers=num_layers, hidden_dim=hidden_dim)
+    for sequence_length, name in recipes_by_length(base.model).items():
+        if name != BASE:
+            yield _of_family(length, "sequence-length", name=name, sequence_length=sequence_length)
+    for embedding_dim, name in recipes_by_dim(base.model).items():
+        if name != BASE:
+            yield _of_family(dim, "embedding-dimension", name=name, embedding_dim=embedding_dim)
+    for num_layers, hidden_dim in product(LAYERS, HIDDEN_DIMS):
+        name = recipe_of_capacity(base.model, num_layers, hidden_dim)
+        if name != BASE:
+            yield _of_family(capacity, "capacity", name=name, num_layers=num_layers, hidden_dim=hidden_dim)
     if positive_types:
         name = strong_actions_only.__name__
         yield _of_family(strong_actions_only, "sequence-selection", name=name, positive_types=positive_types)
-    for num_heads in (2, 4, 8):
-        yield _of_family(heads, "heads", name=f"heads_{num_heads}", num_heads=num_heads)
+    for num_heads, name in recipes_by_heads(base.model).items():
+        if name != BASE:
+            yield _of_family(heads, "heads", name=name, num_heads=num_heads)
     for times in CONTENT_NOISES:
         name = f"noise_{times}"
         yield Recipe(name=name, why=_why(noise), change=noise, sets=("content-noise",), content_noise=times)
@@ -276,7 +288,7 @@ def _why(change: Callable[..., TrainConfig]) -> str:
 def _exists(recipe: Recipe, base: TrainConfig) -> bool:
     try:
         return recipe.name == BASE or recipe.content_noise is not None or recipe.change(base) != base
-    except ValidationError:  # there is no such model
+    except ValidationError:  # not a valid model on this base
         return False
 
 

@@ -1,5 +1,4 @@
-"""What a table of the report is: its rows stand for recipes, its columns for metrics, and the paper's numbers, where it
-gives any, stand beside ours."""
+"""What a table of the report is: rows are recipes, columns are metrics, and each cell may have the paper's number."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ class Row:
     paper: Mapping[Column, float] = field(default_factory=dict)
     frequency: Frequency = "once"
     size: int | None = None
-    """What a figure has on its horizontal axis."""
+    """Place on the horizontal axis of a figure."""
 
     def metric(self, column: Column) -> Metric:
         return Metric(column.name, self.recipe, self.frequency, column.task)
@@ -48,9 +47,9 @@ class Section:
     rows: tuple[Row, ...]
     drawing: Drawing
     note: str = ""
-    """What a reader must know to compare the paper's numbers with ours."""
+    """Differences between the paper's numbers and ours that a reader must know."""
 
     def reference(self, row: Row) -> Row | None:
-        """What its recall is compared with: PinnerFormer, or the same model in realtime."""
+        """Return the row that a row's recall is compared with: PinnerFormer, or the same model in realtime."""
         recipe, frequency = (row.recipe, "realtime") if self.drawing == "frequencies" else (BASE, "once")
         return next((other for other in self.rows if (other.recipe, other.frequency) == (recipe, frequency)), None)

@@ -1,4 +1,7 @@
-"""Is a day's log fit to build on? Judgements of manifests, free of any orchestrator."""
+"""Data checks of raw_actions: may the rest of the pipeline build on a day's log?
+
+Each reads manifests and returns a CheckResult; pf_assets turns them into asset checks.
+"""
 
 import statistics
 from collections.abc import Sequence
@@ -6,25 +9,25 @@ from collections.abc import Sequence
 from pf_core.check_result import CheckResult
 from pf_core.config.site import QualityConfig, Site
 from pf_core.days import shift_ds
-from pf_core.logs.partition import Manifest, read_manifest
+from pf_core.logs.partition import RawManifest, read_manifest
 
 
-def judge_quarantine(manifest: Manifest, quality: QualityConfig) -> CheckResult:
-    """quarantined / read ≤ max_quarantined_share; a day on which nothing was read passes (its volume does not)."""
+def judge_quarantine(manifest: RawManifest, quality: QualityConfig) -> CheckResult:
+    """quarantined / read ≤ max_quarantined_share; a day without rows passes (but fails judge_volume)."""
     counts = manifest["counts"]
     share = counts["quarantined"] / counts["read"] if counts["read"] else 0.0
     reason = f"{share:.2%} of {counts['read']:,} rows quarantined, at most {quality.max_quarantined_share:.2%} allowed"
     if share > quality.max_quarantined_share:
-        worst = max(manifest["quarantined_by_reason"], key=manifest["quarantined_by_reason"].get)
-        reason += f"; most often: {worst}"
+        by_reason = manifest["quarantined_by_reason"]
+        reason += f"; most often: {max(by_reason, key=by_reason.__getitem__)}"
     return CheckResult(manifest["ds"], share <= quality.max_quarantined_share, reason)
 
 
-def judge_volume(manifest: Manifest, trailing: Sequence[Manifest], quality: QualityConfig) -> CheckResult:
-    """kept / median of the trailing days' kept within [min_volume_ratio, max_volume_ratio]; an empty day fails, unless
-    min_volume_ratio is 0.
+def judge_volume(manifest: RawManifest, trailing: Sequence[RawManifest], quality: QualityConfig) -> CheckResult:
+    """min_volume_ratio ≤ kept / median(kept of the trailing days) ≤ max_volume_ratio.
 
-    With fewer than `min_trailing_days` days to compare with, any volume above zero passes.
+    A day without actions fails unless min_volume_ratio is 0. With fewer than `min_trailing_days` days to compare with,
+    any volume above zero passes.
     """
     kept = manifest["counts"]["kept"]
     if kept == 0:
@@ -42,8 +45,8 @@ def judge_volume(manifest: Manifest, trailing: Sequence[Manifest], quality: Qual
     )
 
 
-def judge_late_rows(site: Site, manifest: Manifest) -> CheckResult:
-    """Every day that rows of this day's files belong to was ingested with these very files at hand."""
+def judge_late_rows(site: Site, manifest: RawManifest) -> CheckResult:
+    """All days to which this day sent late or early rows were ingested after its current files had arrived."""
     ds, waiting = manifest["ds"], []
     for own_ds, num_rows in sorted(manifest["sent_to"].items()):
         own = read_manifest(site, own_ds)
@@ -54,12 +57,12 @@ def judge_late_rows(site: Site, manifest: Manifest) -> CheckResult:
     days = [own_ds for own_ds, _ in waiting]
     reason = (
         f"{sum(num_rows for _, num_rows in waiting):,} rows belong to {', '.join(days)}, ingested before they arrived; "
-        f"take them in with: pf repair --since {ds} --until {ds}"
+        f"ingest them with: pf repair --since {ds} --until {ds}"
     )
     return CheckResult(ds, False, reason)
 
 
-def trailing_manifests(site: Site, ds: str) -> list[Manifest]:
-    """The manifests of the days before ds, as far as they exist."""
+def trailing_manifests(site: Site, ds: str) -> list[RawManifest]:
+    """Return the manifests of the `trailing_days` days before ds that have one."""
     days = [shift_ds(ds, -offset) for offset in range(1, site.quality.trailing_days + 1)]
     return [manifest for day in days if (manifest := read_manifest(site, day)) is not None]

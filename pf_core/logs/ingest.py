@@ -1,21 +1,22 @@
 """Ingestion: foreign log files to raw_actions partitions.
 
 Every row that is read is accounted for in a manifest: kept, duplicate, skipped by a rule, sent to its own day,
-forgotten, or quarantined with a reason. A day is published whole or not at all.
+forgotten, or quarantined with a reason. A day is published as a whole or not at all.
 
-There are two ways to the same bytes. On one machine, a task takes whole days: it reads their files, shuffles in memory
-and writes. On an engine that spans machines, one day may be too large for any of them, so all share it in two steps:
-1. route: a task reads some of the files and flushes their rows, by day and bucket, to a scratch folder on the shared
+There are two ways, and both write the same bytes. On one machine, a task processes whole days: it reads their files,
+shuffles in memory and writes. On an engine that spans machines, one day may be too large for any of them, so all
+machines share it in two steps:
+1. route: a task reads some of the files and writes their rows, by day and bucket, to a scratch folder on the shared
    disk, with its counts and its rejects;
-2. gather: a task brings the parts of some buckets together, a few buckets at a time, and writes them.
-A lost task is started again. So that rows never count twice, a task works in a folder of its own attempt, and what it
-leaves gets its name by one rename, when it is whole.
+2. gather: a task merges the parts of some buckets, a few buckets at a time, and writes the partition's files.
+A lost task is started again. So that no row counts twice, every attempt writes to a folder of its own, which is renamed
+to its final name when it is complete.
 """
 
 import contextlib
 import os
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,23 +26,24 @@ import pyarrow.parquet as pq
 from pf_core.config.site import Site
 from pf_core.days import ds_range
 from pf_core.engine.base import Engine
-from pf_core.engine.local import LocalEngine
-from pf_core.engine.shuffle import Shuffle, merge_parts
+from pf_core.engine.shuffle import ShuffleShare, merge_parts
 from pf_core.errors import PipelineError
-from pf_core.logs.partition import BucketFile, Manifest, Partitions, make_bucket, making_partitions
+from pf_core.logs.partition import BucketFile, PartitionWriter, RawManifest, write_bucket, writing_partitions
 from pf_core.logs.quarantine import Quarantine
 from pf_core.logs.routing import Arrival, Router, Tally, find_arrivals, num_days_complete
-from pf_core.progress import reporting_to
-from pf_core.storage.files import is_remote, placed_once, read_json, read_parquet, write_json, written
+from pf_core.logs.settings import IngestSettings
+from pf_core.progress import Progress, reporting_to
+from pf_core.storage.files import is_remote, read_json, read_parquet, write_file, write_folder, write_json
 
 DAYS_SHARED_AT_A_TIME = 7
-"""Of a dated log on a cluster: more would fill the scratch folder, fewer would read neighbours' files more often."""
+"""Days of a dated log that a cluster ingests together: with more of them the scratch folder grows, with fewer the files
+of neighbouring days are read more often."""
 
 TASKS_PER_WORKER = 4
-"""So that a worker with slow files does fewer tasks than the others."""
+"""More than one, so that a worker with slow files does fewer tasks than the others."""
 
 BUCKETS_AT_A_TIME = 4
-"""Of a day, in a task's memory: every part is opened once for so many of them."""
+"""Buckets that a gathering task holds in memory; it opens every part once for each such set of buckets."""
 
 TALLY = "tally.json"
 
@@ -52,64 +54,65 @@ def ingest_days(
     *,
     engine: Engine,
     forgotten: pa.Array,
-    progress: Callable[[str], None],
-) -> Iterator[Manifest]:
-    """Write the partitions of consecutive days; yields each manifest once it is published.
+    progress: Progress,
+) -> Iterator[RawManifest]:
+    """Write the partitions of consecutive days; yield each manifest once it is published.
 
-    The days of a dated log are shared out among the workers of a machine; machines share each day. An undated log is
-    read once, for all days.
+    On one machine, the workers divide the days of a dated log among them; on a cluster, they share every day. An
+    undated log is read once, for all days.
     """
     if list(days) != ds_range(days[0], days[-1]):
         raise PipelineError(f"the days to ingest must be consecutive; {days[0]} … {days[-1]} has gaps")
+    settings = IngestSettings.of(site)
     step = len(days)
     if site.source.actions.is_dated:
         step = DAYS_SHARED_AT_A_TIME if engine.spans_machines else -(-len(days) // engine.num_workers)
     passes = [list(days[start : start + step]) for start in range(0, len(days), step)]
     if engine.spans_machines:
         for chunk in passes:
-            yield from _share_pass(site, chunk, engine, forgotten, progress)
+            yield from _share_pass(settings, chunk, engine, forgotten, progress)
         return
-    memory_mb = site.engine.memory_mb // min(engine.num_workers, len(passes))
-    tasks = [_Pass(site=site, days=chunk, forgotten=forgotten, memory_mb=memory_mb) for chunk in passes]
+    shuffle = engine.shuffle(len(passes))
+    tasks = [_Pass(settings=settings, days=chunk, forgotten=forgotten, shuffle=shuffle) for chunk in passes]
     for manifests in engine.map_buckets(_run_pass, tasks, progress):
         yield from manifests
 
 
-# On one machine: a task takes whole days
+# On one machine: a task processes whole days
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Pass:
-    site: Site
+    """A task: consecutive days, whose files are read once."""
+
+    settings: IngestSettings
     days: list[str]
     forgotten: pa.Array
-    memory_mb: int
+    shuffle: ShuffleShare
 
 
-def _run_pass(task: _Pass) -> list[Manifest]:
-    """Every file that may hold rows of the pass's days is read once.
+def _run_pass(task: _Pass) -> list[RawManifest]:
+    """Read every file that may hold rows of the days once, and publish the days.
 
     Files are read in the order of their days, and a day is written and published as soon as no later file can
-    hold rows of it: memory holds a few days, not the pass.
+    hold rows of it: memory holds a few days, not all days of the task.
     """
-    site, num_buckets = task.site, task.site.timelines.num_buckets
-    manifests: list[Manifest] = []
+    settings, num_buckets = task.settings, task.settings.num_buckets
+    manifests: list[RawManifest] = []
     with contextlib.ExitStack() as stack:
-        partitions, scratch = stack.enter_context(making_partitions(site, task.days, site.workspace / "tmp"))
-        engine = LocalEngine(num_workers=1, memory_mb=task.memory_mb, temp_dir=scratch)
-        shuffle = stack.enter_context(engine.shuffle())
-        router = Router(site, [day.tally for day in partitions.days.values()], task.forgotten)
-        for arrival in find_arrivals(site, task.days):
-            partitions.note(arrival)
+        writer, scratch = stack.enter_context(writing_partitions(settings, task.days, settings.workspace / "tmp"))
+        shuffle = stack.enter_context(task.shuffle.open(scratch))
+        router = Router(settings, [day.tally for day in writer.days.values()], task.forgotten)
+        for arrival in find_arrivals(settings, task.days):
+            writer.add_inputs(arrival)
             for rows, group in router.route(arrival):
                 shuffle.add(rows, group)
-            num_complete = num_days_complete(site, task.days, arrival)
+            num_complete = num_days_complete(task.days, arrival, late_days=settings.actions.late_days)
             for number, actions, num_duplicates in shuffle.finish(below=num_complete * num_buckets):
                 ds, bucket = task.days[number // num_buckets], number % num_buckets
-                build = partitions.days[ds].build
-                partitions.add(make_bucket(site, ds, build, bucket, actions, num_duplicates))
+                writer.add_bucket(write_bucket(settings, ds, writer.days[ds].build, bucket, actions, num_duplicates))
             for ds in task.days[len(manifests) : num_complete]:
-                manifests.append(partitions.publish(ds, num_outside_site_days=router.num_outside_site_days))
+                manifests.append(writer.publish(ds, num_outside_site_days=router.num_outside_site_days))
     return manifests
 
 
@@ -117,45 +120,51 @@ def _run_pass(task: _Pass) -> list[Manifest]:
 
 
 def _share_pass(
-    site: Site, days: list[str], engine: Engine, forgotten: pa.Array, progress: Callable[[str], None]
-) -> list[Manifest]:
-    """Here is the driver: it locks the days, hands out the work, and publishes what came of it."""
-    with making_partitions(site, days, site.directory / "tmp") as (partitions, scratch):
-        arrivals = list(find_arrivals(site, days))
+    settings: IngestSettings,
+    days: list[str],
+    engine: Engine,
+    forgotten: pa.Array,
+    progress: Progress,
+) -> list[RawManifest]:
+    """Run the two steps for some days. This is the driver: it locks the days, sends out the tasks, and publishes."""
+    with writing_partitions(settings, days, settings.directory / "tmp") as (writer, scratch):
+        arrivals = list(find_arrivals(settings, days))
         for arrival in arrivals:
-            partitions.note(arrival)
-        with written(scratch / "forgotten.parquet") as path:
+            writer.add_inputs(arrival)
+        with write_file(scratch / "forgotten.parquet") as path:
             pq.write_table(pa.table({"user_id": forgotten}), path)
+        shares = _share_files(arrivals, TASKS_PER_WORKER * engine.num_workers)
+        shuffle = engine.shuffle(len(shares))
         routes = [
             _Route(
-                site=site,
+                settings=settings,
                 days=days,
                 forgotten=scratch / "forgotten.parquet",
                 arrivals=share,
                 folder=scratch / f"{number:06d}",
-                memory_bytes=(site.engine.memory_mb << 20) // engine.num_workers,
+                shuffle=shuffle,
             )
-            for number, share in enumerate(_share_files(arrivals, TASKS_PER_WORKER * engine.num_workers))
+            for number, share in enumerate(shares)
         ]
         num_files = sum(len(arrival.files) for arrival in arrivals)
         progress(f"raw_actions {days[0]} … {days[-1]}: reading {num_files:,} files in {len(routes)} tasks")
         for _ in engine.map_buckets(_route_files, routes, progress):
             pass
-        parts, num_outside_site_days = _take_together(partitions, [route.folder for route in routes])
-        gathers = _share_buckets(partitions, parts, TASKS_PER_WORKER * engine.num_workers)
+        parts, num_outside_site_days = _collect_tallies(writer, [route.folder for route in routes])
+        gathers = _share_buckets(writer, parts, TASKS_PER_WORKER * engine.num_workers)
         progress(f"raw_actions {days[0]} … {days[-1]}: writing buckets in {len(gathers)} tasks")
         for files in engine.map_buckets(_gather_buckets, gathers, progress):
             for file in files:
-                partitions.add(file)
+                writer.add_bucket(file)
         with reporting_to(progress):
-            return [partitions.publish(ds, num_outside_site_days=num_outside_site_days) for ds in days]
+            return [writer.publish(ds, num_outside_site_days=num_outside_site_days) for ds in days]
 
 
 def _share_files(arrivals: Sequence[Arrival], num_tasks: int) -> list[list[Arrival]]:
-    """Consecutive files for each task, of about as many bytes as for any other.
+    """Divide the files into at most `num_tasks` runs of consecutive files, of about the same number of bytes.
 
-    A file is never split, so a log should come in more files than there are workers. Consecutive, because then the
-    tasks' rejects, one after the other, are in the order of the files.
+    A file is never split, so a log should come in more files than there are workers. The files are consecutive, so
+    that the rejects of the tasks, one task after the other, are in the order of the files.
     """
     total = sum(max(1, file["num_bytes"]) for arrival in arrivals for file in arrival.files)
     num_before = 0
@@ -173,31 +182,34 @@ def _share_files(arrivals: Sequence[Arrival], num_tasks: int) -> list[list[Arriv
 
 @dataclass(frozen=True, kw_only=True)
 class _Route:
-    site: Site
+    """A task of the first step: some of the files."""
+
+    settings: IngestSettings
     days: list[str]
     forgotten: Path
+    """Parquet file with the user ids on the deletion list."""
     arrivals: list[Arrival]
     folder: Path
-    """Where everything goes that comes of these files."""
-    memory_bytes: int
+    """Folder for the rows, the counts and the rejects of these files."""
+    shuffle: ShuffleShare
 
 
 def _route_files(task: _Route) -> None:
     if (task.folder / TALLY).exists():
-        return  # an earlier attempt was lost when its work was done
-    with placed_once(task.folder) as attempt:
+        return  # an earlier attempt finished its work and was lost afterwards
+    with write_folder(task.folder, keep_first=True) as attempt:
         _route_to(attempt, task)
 
 
 def _route_to(attempt: Path, task: _Route) -> None:
     tallies = [Tally(ds=ds, quarantine=Quarantine(attempt / f"quarantine-{ds}.parquet")) for ds in task.days]
-    router = Router(task.site, tallies, read_parquet(task.forgotten)["user_id"].combine_chunks())
-    shuffle = Shuffle(memory_bytes=task.memory_bytes, spill_dir=attempt)
+    router = Router(task.settings, tallies, read_parquet(task.forgotten)["user_id"].combine_chunks())
+    shuffle = task.shuffle.fill(attempt)
     for arrival in task.arrivals:
         for rows, group in router.route(arrival):
             shuffle.add(rows, group)
     shuffle.flush()
-    left = {
+    tally_file = {
         "parts": [path.name for path in shuffle.spilled],
         "num_outside_site_days": router.num_outside_site_days,
         "days": {
@@ -205,19 +217,22 @@ def _route_to(attempt: Path, task: _Route) -> None:
             for tally in tallies
         },
     }
-    write_json(attempt / TALLY, left)
+    write_json(attempt / TALLY, tally_file)
 
 
-def _take_together(partitions: Partitions, folders: Sequence[Path]) -> tuple[list[Path], int]:
-    """Counts and rejects of all tasks, in the order of the files; returns the parts with the rows."""
+def _collect_tallies(writer: PartitionWriter, folders: Sequence[Path]) -> tuple[list[Path], int]:
+    """Add the counts and rejects of all routing tasks to the days, in the order of the files.
+
+    Returns the files with the routed rows, and the number of rows outside the site's days.
+    """
     parts: list[Path] = []
     num_outside_site_days = 0
     for folder in folders:
-        left = read_json(folder / TALLY)
-        parts += [folder / name for name in left["parts"]]
-        num_outside_site_days += left["num_outside_site_days"]
-        for ds, found in left["days"].items():
-            tally = partitions.days[ds].tally
+        tally_file = read_json(folder / TALLY)
+        parts += [folder / name for name in tally_file["parts"]]
+        num_outside_site_days += tally_file["num_outside_site_days"]
+        for ds, found in tally_file["days"].items():
+            tally = writer.days[ds].tally
             tally.counts.update(found["counts"])
             tally.sent_to.update(found["sent_to"])
             if found["quarantine"] is not None:
@@ -227,48 +242,52 @@ def _take_together(partitions: Partitions, folders: Sequence[Path]) -> tuple[lis
 
 @dataclass(frozen=True, kw_only=True)
 class _Gather:
-    site: Site
+    """A task of the second step: some buckets of one day."""
+
+    settings: IngestSettings
     ds: str
     build: Path
     buckets: range
     first_group: int
-    """Of the day."""
+    """Group number of the day's bucket 0."""
     parts: list[Path]
+    """Files with the routed rows of all days."""
 
 
-def _share_buckets(partitions: Partitions, parts: list[Path], num_tasks: int) -> list[_Gather]:
-    num_buckets = partitions.site.timelines.num_buckets
-    step = -(-len(partitions.days) * num_buckets // num_tasks)
+def _share_buckets(writer: PartitionWriter, parts: list[Path], num_tasks: int) -> list[_Gather]:
+    num_buckets = writer.settings.num_buckets
+    step = -(-len(writer.days) * num_buckets // num_tasks)
     return [
         _Gather(
-            site=partitions.site,
+            settings=writer.settings,
             ds=ds,
             build=day.build,
             buckets=range(num_buckets)[first : first + step],
             first_group=number * num_buckets,
             parts=parts,
         )
-        for number, (ds, day) in enumerate(partitions.days.items())
+        for number, (ds, day) in enumerate(writer.days.items())
         for first in range(0, num_buckets, step)
     ]
 
 
 def _gather_buckets(task: _Gather) -> list[BucketFile]:
-    """A few buckets at a time; a second attempt writes the same bytes, and no reader ever sees half of them."""
+    """Merge and write the buckets, a few at a time. A second attempt writes the same bytes."""
     files = []
     for start in range(0, len(task.buckets), BUCKETS_AT_A_TIME):
         groups = [task.first_group + bucket for bucket in task.buckets[start : start + BUCKETS_AT_A_TIME]]
         for group, actions, num_duplicates in merge_parts(task.parts, groups):
-            files.append(_put_bucket(task, group - task.first_group, actions, num_duplicates))
+            files.append(_write_at_once(task, group - task.first_group, actions, num_duplicates))
     return files
 
 
-def _put_bucket(task: _Gather, bucket: int, actions: pa.Table, num_duplicates: int) -> BucketFile:
-    if is_remote(task.build):  # where a file appears when it is whole
-        return make_bucket(task.site, task.ds, task.build, bucket, actions, num_duplicates)
+def _write_at_once(task: _Gather, bucket: int, actions: pa.Table, num_duplicates: int) -> BucketFile:
+    """Write a bucket under a temporary name and rename it, so that a lost attempt leaves no half-written file."""
+    if is_remote(task.build):  # an object appears only when it is complete
+        return write_bucket(task.settings, task.ds, task.build, bucket, actions, num_duplicates)
     attempt = task.build / f".{uuid.uuid4().hex}"
     attempt.mkdir()
-    file = make_bucket(task.site, task.ds, attempt, bucket, actions, num_duplicates)
+    file = write_bucket(task.settings, task.ds, attempt, bucket, actions, num_duplicates)
     os.replace(attempt / file.entry["name"], task.build / file.entry["name"])
     attempt.rmdir()
     return file

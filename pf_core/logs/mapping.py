@@ -1,7 +1,7 @@
-"""Foreign rows to raw_actions rows: the source mapping compiled to one SQL statement, run by DuckDB on Arrow.
+"""Mapping of foreign rows to raw_actions rows: the site file's mapping, compiled to one SQL statement for DuckDB.
 
 A row is kept, skipped by a rule, or quarantined with the first reason that applies; the reason names the
-contract field and the foreign column. Missing durations count as 0; a duration that is no number is an error.
+contract field and the foreign column. A missing duration is 0; a duration that is not a number is a reason.
 """
 
 import json
@@ -20,7 +20,7 @@ from pf_core.errors import PipelineError
 from pf_core.logs.readers import RawBatch
 from pf_core.schemas import TIMESTAMP, id_arrow_type
 
-EARLIEST_US = 946_684_800_000_000  # 2000-01-01; earlier or later than these is a wrong unit, not a date
+EARLIEST_US = 946_684_800_000_000  # 2000-01-01; a time outside these two has a wrong unit
 
 LATEST_US = 4_102_444_800_000_000  # 2100-01-01
 
@@ -33,28 +33,32 @@ _SKIPPED_CODE = -1
 
 @dataclass(frozen=True, kw_only=True)
 class MappedBatch:
-    """`actions` are contract rows; every input row's position is in one of `kept`, `skipped` and `rejected`."""
+    """The mapped rows; the position of every input row is in exactly one of `kept`, `skipped` and `rejected`."""
 
     actions: pa.Table
+    """The kept rows, in the columns of the contract."""
     kept: np.ndarray
     skipped: np.ndarray
     rejected: np.ndarray
-    reasons: list[str]  # one for each rejected row
-    ts_us: np.ndarray  # of every input row; -1 where it has no valid time
+    reasons: list[str]
+    """Reason for each rejected row."""
+    ts_us: np.ndarray
+    """Time of every input row; -1 where it has no valid time."""
 
 
 class ActionMapper:
-    """Compiles the mapping once for each input schema, then maps batch after batch."""
+    """Maps batches of rows. The mapping is compiled once for each set of columns and types."""
 
     def __init__(self, source: ActionsSource, *, num_threads: int = 1) -> None:
         self._source = source
         self._connection = duckdb.connect(config={"threads": num_threads})
         self._connection.execute("SET enable_progress_bar = false")
         self._connection.execute("SET TimeZone = ?", [source.ts.timezone])
-        self._statements: dict[pa.Schema, str] = {}
+        self._statements: dict[tuple[tuple[str, pa.DataType], ...], str] = {}
 
     def map(self, raw: pa.Table) -> MappedBatch:
-        statement = self._statements.setdefault(raw.schema, _statement(self._source, raw.schema))
+        """Map a table of foreign rows that has all columns of the mapping."""
+        statement = self._statement_for(raw.schema)
         raw = as_raw(raw)
         mapped = self._connection.sql(statement).to_arrow_table()
         reason = mapped["reason"].combine_chunks()
@@ -77,30 +81,39 @@ class ActionMapper:
             ts_us=ts_us,
         )
 
+    def _statement_for(self, schema: pa.Schema) -> str:
+        # Not keyed by the schema: its hash covers the metadata, which differs between files of the same columns.
+        columns = tuple(zip(schema.names, schema.types, strict=True))
+        if columns not in self._statements:
+            self._statements[columns] = _statement(self._source, schema)
+        return self._statements[columns]
+
 
 def raw_json(raw: pa.Table, positions: np.ndarray) -> list[str]:
-    """The rows as they were, for the quarantine."""
+    """Return the rows at `positions` as JSON texts, for the quarantine."""
     return [json.dumps(row, default=str) for row in raw.take(pa.array(positions)).to_pylist()]
 
 
 def rejected_rows(
     batches: list[RawBatch], raw: pa.Table, positions: np.ndarray, reasons: list[str]
 ) -> Iterator[tuple[Path, int, str, str]]:
-    """(file, row number, reason, content) of the malformed rows and of those at `positions` in the joined batches.
+    """Yield (file, row number, reason, content) of the malformed rows and of the rows at `positions` in `raw`.
 
-    In the order of the files and their rows, so that it does not matter which batches were joined.
+    `raw` is the concatenation of the batches. The order is that of the files and their rows, so that it does not
+    depend on which batches were joined.
     """
     rejects = [(index, *row) for index, batch in enumerate(batches) for row in batch.malformed]
     ends = np.cumsum([len(batch.row_number) for batch in batches])
     for position, reason, text in zip(positions, reasons, raw_json(raw, positions), strict=True):
         index = int(np.searchsorted(ends, position, side="right"))
-        number = batches[index].row_number[position - ends[index]]  # from its end: the index is negative
+        number = batches[index].row_number[position - ends[index]]  # negative: counts from the batch's end
         rejects.append((index, int(number), reason, text))
     for index, number, reason, text in sorted(rejects):
         yield batches[index].file, number, reason, text
 
 
 def _typed(mapped: pa.Table, source: ActionsSource) -> pa.Table:
+    """Cast the statement's columns to the types of the contract."""
     columns: dict[str, Any] = {
         "user_id": mapped["user_id"].cast(id_arrow_type(source.user_id.type)),
         "ts": mapped["ts_us"].cast(pa.int64()).cast(TIMESTAMP),
@@ -113,20 +126,20 @@ def _typed(mapped: pa.Table, source: ActionsSource) -> pa.Table:
 
 
 def _encoded(name: str, mapped: pa.Table, field: CategoryField) -> pa.Array:
-    """A category as dictionary array; the statement gives codes where the mapping fixes the values."""
+    """Return a category as dictionary array; the statement yields codes where the mapping fixes the values."""
     values = mapped[name].combine_chunks()
     if field.vocabulary is not None:
         return pa.DictionaryArray.from_arrays(values.cast(pa.int16()), pa.array(field.vocabulary, pa.string()))
     encoded = values.dictionary_encode()
     if len(encoded.dictionary) > MAX_CATEGORIES:
         raise PipelineError(
-            f"{name} has {len(encoded.dictionary):,} different values: is the right column mapped to it?"
+            f"{name} has {len(encoded.dictionary):,} different values", "check which column is mapped to it"
         )
     return pa.DictionaryArray.from_arrays(encoded.indices.cast(pa.int16()), encoded.dictionary.cast(pa.string()))
 
 
 def _statement(source: ActionsSource, schema: pa.Schema) -> str:
-    """SELECT the contract's columns and the first reason against each row (NULL: none)."""
+    """Return the SQL that selects the contract's columns and the reason to reject each row (NULL if there is none)."""
     user, pin, ts = source.user_id, source.pin_id, source.ts
     checks = [
         *id_checks("user_id", user, schema),
@@ -169,12 +182,15 @@ def _statement(source: ActionsSource, schema: pa.Schema) -> str:
 
 
 def raw_column(column: str) -> str:
-    """Apart from our own names, and from a column that differs in case only, which SQL would take for the same."""
+    """Return the SQL name of a foreign column.
+
+    It never equals a name of ours, nor the name of a column that differs in case only: SQL ignores case.
+    """
     return "raw_" + column.encode().hex()
 
 
 def as_raw(table: pa.Table) -> pa.Table:
-    """The table under the names of the statement, with times that DuckDB can hold."""
+    """Rename the columns by `raw_column`, and clamp timestamps to what DuckDB can hold."""
     return pa.table({raw_column(name): _clamped(table[name]) for name in table.column_names})
 
 
@@ -190,6 +206,7 @@ def _clamped(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def sql_text(value: str) -> str:
+    """Return a value as SQL string literal."""
     return "'" + value.replace("'", "''") + "'"
 
 
@@ -204,12 +221,14 @@ def _value_type(column: str, schema: pa.Schema) -> pa.DataType:
 
 
 def is_missing(column: str, schema: pa.Schema) -> str:
+    """Return the SQL condition that a value is NULL or an empty text."""
     if _is_text(column, schema):
         return f"({raw_column(column)} IS NULL OR {raw_column(column)} = '')"
     return f"{raw_column(column)} IS NULL"
 
 
 def _number(column: str, schema: pa.Schema) -> str:
+    """Return the SQL expression of a column as DOUBLE, NULL where it is not a number."""
     kind = schema.field(column).type
     if pa.types.is_boolean(kind):
         return f"{raw_column(column)}::INTEGER::DOUBLE"
@@ -219,6 +238,7 @@ def _number(column: str, schema: pa.Schema) -> str:
 
 
 def id_value(field: IdField, schema: pa.Schema) -> str:
+    """Return the SQL expression of an id, NULL where an integer id is not an integer."""
     column = raw_column(field.column)
     kind = _value_type(field.column, schema)
     if field.type == "string":
@@ -231,6 +251,7 @@ def id_value(field: IdField, schema: pa.Schema) -> str:
 
 
 def id_checks(name: str, field: IdField, schema: pa.Schema) -> list[tuple[str, str]]:
+    """Return (SQL condition, reason) pairs that reject a row for its id."""
     checks = [(is_missing(field.column, schema), f"{name}: missing (column {field.column})")]
     if field.type == "int":
         checks.append((f"{name} IS NULL", f"{name}: not an integer (column {field.column})"))
@@ -238,6 +259,7 @@ def id_checks(name: str, field: IdField, schema: pa.Schema) -> list[tuple[str, s
 
 
 def _time(source: ActionsSource, schema: pa.Schema) -> str:
+    """Return the SQL expression of the time in microseconds, NULL where it is not a time."""
     column, kind = raw_column(source.ts.column), schema.field(source.ts.column).type
     if pa.types.is_timestamp(kind) or source.ts.unit == "iso":
         return f"epoch_us(TRY_CAST({column} AS TIMESTAMPTZ))"
@@ -249,7 +271,7 @@ def _time(source: ActionsSource, schema: pa.Schema) -> str:
 
 
 def _category(field: CategoryField, schema: pa.Schema) -> str:
-    """The code of the category in the field's vocabulary, or its text where there is none."""
+    """Return the SQL expression of a category: its code in the field's vocabulary, or its text if there is none."""
     codes = {name: code for code, name in enumerate(field.vocabulary or ())}
     if field.constant is not None:
         return str(codes[field.constant])
@@ -266,6 +288,7 @@ def _category(field: CategoryField, schema: pa.Schema) -> str:
 
 
 def _category_checks(name: str, field: CategoryField, schema: pa.Schema) -> list[tuple[str, str]]:
+    """Return (SQL condition, reason) pairs that skip or reject a row for its category."""
     checks = []
     if any(rule.skip for rule in field.rules):
         checks.append((f"{name} = {_SKIPPED_CODE}", _SKIPPED))
@@ -279,11 +302,13 @@ def _category_checks(name: str, field: CategoryField, schema: pa.Schema) -> list
 
 
 def _holds(rule: Rule, schema: pa.Schema) -> str:
+    """Return the SQL condition that a rule applies."""
     tests = [test for column, condition in rule.when.items() for test in _tests(column, condition, schema)]
     return " AND ".join(tests) if tests else "true"
 
 
 def _tests(column: str, condition: Condition, schema: pa.Schema) -> list[str]:
+    """Return the SQL conditions of one column; a missing value meets none of them."""
     number = _number(column, schema)
 
     def equals(value: str | int | float | bool) -> str:

@@ -1,7 +1,16 @@
-"""raw_actions: a day's actions as the contract wants them. `ingest` makes them; here is what a partition is.
+"""A partition of raw_actions: one day's actions in the columns of the contract.
 
-A partition is a build of Parquet files, one a user bucket, sorted and free of exact duplicates, so that
-everything after it reads buckets and never shuffles again.
+    raw_actions/2026-01-03/
+        manifest.json               what the partition holds (RawManifest); names the build that readers use
+        build-000002/
+            bucket-00000.parquet    actions of one user bucket, sorted, without exact duplicates
+            bucket-00003.parquet    a bucket without actions on that day has no file
+            quarantine.parquet      rejected rows, if there are any
+
+Because the files are bucketed and sorted here, later stages read single buckets and never shuffle again. The same rows
+give the same bytes, so the SHA-256 of the files shows whether a day changed.
+
+This module defines the layout, reads partitions, and writes and publishes them. `ingest` decides which rows they get.
 """
 
 import contextlib
@@ -9,10 +18,10 @@ import hashlib
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -20,29 +29,100 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pf_core.config.site import Site
+from pf_core.config.source import ActionsSource
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.logs.positives import positive_mask
 from pf_core.logs.quarantine import Quarantine
 from pf_core.logs.routing import Arrival, InputFile, Tally, day_number
+from pf_core.logs.settings import IngestSettings
 from pf_core.progress import report
 from pf_core.schemas import QUARANTINE_SCHEMA, raw_actions_schema
-from pf_core.storage.builds import MANIFEST, publish_build, start_build
-from pf_core.storage.files import read_json, read_parquet, remove_tree, written
+from pf_core.storage.builds import MANIFEST, building, publish_build
+from pf_core.storage.files import read_json, read_parquet, remove_tree, write_file
 from pf_core.storage.locks import exclusive
 
-Manifest = dict[str, Any]
+# The manifest
 
 
-def partition_dir(site: Site, ds: str) -> Path:
-    return site.directory / "raw_actions" / ds
+class RawCounts(TypedDict):
+    """Number of rows; read + received = kept + duplicates + skipped + sent + forgotten + quarantined."""
+
+    read: int
+    """Rows in the day's own files; of an undated log, rows of the day."""
+    received: int
+    """Rows of this day found in the files of other days."""
+    kept: int
+    duplicates: int
+    skipped: int
+    """Rows left out by a rule of the mapping."""
+    sent: int
+    """Rows in the day's own files that belong to another day."""
+    forgotten: int
+    """Rows of users on the deletion list."""
+    quarantined: int
+    users: int
+    """Number of distinct users among the kept rows."""
+    positive: int
+    """Number of kept rows that are positive engagement."""
 
 
-def read_manifest(site: Site, ds: str) -> Manifest | None:
-    path = partition_dir(site, ds) / MANIFEST
+class BucketEntry(TypedDict):
+    """One bucket's Parquet file."""
+
+    bucket: int
+    name: str
+    num_rows: int
+    num_bytes: int
+    sha256: str
+
+
+class RawManifest(TypedDict):
+    """Content of a partition's manifest.json."""
+
+    ds: str
+    site: str
+    """Fingerprint of the site file that the partition was made with."""
+    seconds: float
+    num_buckets: int
+    counts: RawCounts
+    sent_to: dict[str, int]
+    """Number of rows sent to each other day."""
+    outside_site_days: int
+    """Number of rows of an undated log that belong to no day of the site."""
+    by_type: dict[str, int]
+    by_surface: dict[str, int]
+    quarantined_by_reason: dict[str, int]
+    quarantine_file: str | None
+    files: list[BucketEntry]
+    inputs: list[InputFile]
+    """The day's own log files."""
+    neighbours: list[InputFile]
+    """Log files of other days that were searched for rows of this day."""
+    build: str
+    """Name of the folder with the files."""
+
+
+def partition_dir(directory: Path, ds: str) -> Path:
+    """Return the folder of a partition, given the folder of the site's assets."""
+    return directory / "raw_actions" / ds
+
+
+# Reading
+
+
+def ingested_days(site: Site) -> list[str]:
+    """Return the days that have a partition, in ascending order."""
+    return sorted(path.parent.name for path in (site.directory / "raw_actions").glob(f"*/{MANIFEST}"))
+
+
+def read_manifest(site: Site, ds: str) -> RawManifest | None:
+    """Return the manifest of a day, or None if it has no partition."""
+    path = partition_dir(site.directory, ds) / MANIFEST
     return read_json(path) if path.exists() else None
 
 
-def require_manifest(site: Site, ds: str) -> Manifest:
+def require_manifest(site: Site, ds: str) -> RawManifest:
+    """Return the manifest of a day; raise PipelineError if it has no partition."""
     manifest = read_manifest(site, ds)
     if manifest is None:
         raise PipelineError(
@@ -52,37 +132,77 @@ def require_manifest(site: Site, ds: str) -> Manifest:
 
 
 def raw_digest(site: Site, ds: str) -> str:
-    """Of the partition's content: the same for the same rows, whenever they were written."""
+    """Return a digest of the partition's rows; it does not depend on when they were written."""
     digests = [entry["sha256"] for entry in require_manifest(site, ds)["files"]]
     return hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
 
 
-def ingested_days(site: Site) -> list[str]:
-    return sorted(path.parent.name for path in (site.directory / "raw_actions").glob(f"*/{MANIFEST}"))
-
-
 def bucket_files(site: Site, ds: str) -> dict[int, Path]:
-    """The Parquet file of each bucket that has actions on that day; a missing partition is an error."""
+    """Return the Parquet file of each bucket that has actions on that day; a missing partition is an error."""
     manifest = require_manifest(site, ds)
     if manifest["num_buckets"] != site.timelines.num_buckets:
         raise PipelineError(
-            f"raw_actions {ds} has {manifest['num_buckets']} buckets, the site file says "
-            f"{site.timelines.num_buckets}: re-materialize raw_actions and rebuild user_timelines, or change it back"
+            f"raw_actions {ds} has {manifest['num_buckets']} buckets, the site file says {site.timelines.num_buckets}",
+            "re-materialize raw_actions and rebuild user_timelines, or change num_buckets back",
         )
-    build = partition_dir(site, ds) / manifest["build"]
+    build = partition_dir(site.directory, ds) / manifest["build"]
     return {entry["bucket"]: build / entry["name"] for entry in manifest["files"]}
 
 
-def write_bucket(build: Path, bucket: int, actions: pa.Table, site: Site) -> dict[str, Any]:
-    """One bucket's sorted rows as Parquet; returns what the manifest says of the file."""
-    source = site.source.actions
-    path = build / f"bucket-{bucket:05d}.parquet"
+def read_quarantine(site: Site, ds: str) -> pa.Table:
+    """Return the rejected rows of a day; an empty table if there are none, or no partition."""
+    manifest = read_manifest(site, ds)
+    if manifest is None or not manifest["quarantine_file"]:
+        return QUARANTINE_SCHEMA.empty_table()
+    return read_parquet(partition_dir(site.directory, ds) / manifest["build"] / manifest["quarantine_file"])
+
+
+# Writing buckets
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketFile:
+    """A written bucket: its entry in the manifest, and what it adds to the day's counts."""
+
+    ds: str
+    entry: BucketEntry
+    counts: dict[str, int]
+    by_type: dict[str, int]
+    by_surface: dict[str, int]
+
+
+def write_bucket(
+    settings: IngestSettings, ds: str, folder: Path, bucket: int, actions: pa.Table, num_duplicates: int
+) -> BucketFile:
+    """Write the sorted, distinct actions of one bucket to `folder`."""
+    ids = actions["user_id"].combine_chunks()
+    num_users = 1 + int(np.count_nonzero(pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)))
+    by_type, by_surface = (
+        {row["values"]: row["counts"] for row in actions[column].value_counts().to_pylist()}
+        for column in ("action_type", "surface")
+    )
+    return BucketFile(
+        ds=ds,
+        entry=_write_parquet(folder, bucket, actions, settings.actions),
+        counts={
+            "kept": actions.num_rows,
+            "users": num_users,
+            "duplicates": num_duplicates,
+            "positive": int(positive_mask(actions, settings.positive).sum()),
+        },
+        by_type=by_type,
+        by_surface=by_surface,
+    )
+
+
+def _write_parquet(folder: Path, bucket: int, actions: pa.Table, source: ActionsSource) -> BucketEntry:
+    path = folder / f"bucket-{bucket:05d}.parquet"
     for name, category in (("action_type", source.action_type), ("surface", source.surface)):
-        if category.vocabulary is None:  # then codes are in the order in which values were met
+        if category.vocabulary is None:  # then codes are in the order in which values were read
             actions = actions.set_column(actions.schema.get_field_index(name), name, _by_name(actions[name]))
     # Sorted ids and times shrink to their differences, and LZ4 reads three times as fast as Zstandard.
     ascending = ["ts", "user_id"] if source.user_id.type == "int" else ["ts"]
-    with written(path) as local:
+    with write_file(path) as local:
         pq.write_table(
             actions.cast(raw_actions_schema(source.user_id.type, source.pin_id.type)),
             local,
@@ -93,73 +213,81 @@ def write_bucket(build: Path, bucket: int, actions: pa.Table, site: Site) -> dic
         with local.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         num_bytes = local.stat().st_size
-    return {"name": path.name, "num_rows": actions.num_rows, "num_bytes": num_bytes, "sha256": sha256}
+    return BucketEntry(bucket=bucket, name=path.name, num_rows=actions.num_rows, num_bytes=num_bytes, sha256=sha256)
 
 
 def _by_name(column: pa.ChunkedArray) -> pa.DictionaryArray:
-    """The same values, with codes in the order of their names: the same rows are the same bytes."""
+    """Return the same values with codes in alphabetical order, so that the same rows give the same bytes."""
     texts = column.combine_chunks().cast(pa.string())
     names = texts.unique().sort()
     return pa.DictionaryArray.from_arrays(pc.index_in(texts, names).cast(pa.int16()), names)
 
 
-def read_quarantine(site: Site, ds: str) -> pa.Table:
-    manifest = read_manifest(site, ds)
-    if manifest is None or not manifest["quarantine_file"]:
-        return QUARANTINE_SCHEMA.empty_table()
-    return read_parquet(partition_dir(site, ds) / manifest["build"] / manifest["quarantine_file"])
+# Publishing days
 
 
-COUNTS = ("read", "kept", "users", "positive", "duplicates", "skipped", "sent", "received", "forgotten", "quarantined")
+@contextlib.contextmanager
+def writing_partitions(
+    settings: IngestSettings, days: Sequence[str], tmp: Path
+) -> Iterator[tuple["PartitionWriter", Path]]:
+    """Lock the days; yield a writer of their partitions and a scratch folder in `tmp`.
 
-
-@dataclass(frozen=True, kw_only=True)
-class BucketFile:
-    """What the manifest says of a bucket's file and of its rows."""
-
-    ds: str
-    entry: dict[str, Any]
-    counts: dict[str, int]
-    by_type: dict[str, int]
-    by_surface: dict[str, int]
+    On exit the scratch folder and all builds that were not published are removed.
+    """
+    with contextlib.ExitStack() as stack:
+        # An undated log may have more days than a process can lock: one lock for all of them.
+        for ds in days if settings.actions.is_dated else ["."]:
+            stack.enter_context(exclusive(partition_dir(settings.directory, ds), f"raw_actions {ds}"))
+        for ds in days:
+            for leftover in tmp.glob(f"raw_actions-{ds}-*"):  # scratch folders of a run that was killed
+                remove_tree(leftover)
+        builds = {ds: stack.enter_context(building(partition_dir(settings.directory, ds))) for ds in days}
+        writer = PartitionWriter(settings, builds)
+        scratch = tmp / f"raw_actions-{days[0]}-{uuid.uuid4().hex}"  # a lost task may still write to an old one
+        scratch.mkdir(parents=True)
+        stack.callback(remove_tree, scratch)
+        yield writer, scratch
 
 
 @dataclass(kw_only=True)
 class _Day:
+    """A partition in the making."""
+
     tally: Tally
     build: Path
     by_type: Counter[str] = field(default_factory=Counter)
     by_surface: Counter[str] = field(default_factory=Counter)
-    files: list[dict[str, Any]] = field(default_factory=list)
+    files: list[BucketEntry] = field(default_factory=list)
     inputs: list[InputFile] = field(default_factory=list)
-    neighbours: list[InputFile] = field(default_factory=list)  # other days' files that were looked through
-    is_published: bool = False
+    neighbours: list[InputFile] = field(default_factory=list)
 
 
-class Partitions:
-    """Consecutive days, from empty build folders to their publication."""
+class PartitionWriter:
+    """Collects buckets and counts of consecutive days in new builds, and publishes each day when it is complete."""
 
-    def __init__(self, site: Site, days: Sequence[str]) -> None:
-        self.site, self.days = site, {ds: _start_day(site, ds) for ds in days}
+    def __init__(self, settings: IngestSettings, builds: Mapping[str, Path]) -> None:
+        self.settings = settings
+        self.days = {ds: _start_day(ds, build) for ds, build in builds.items()}
         self._started = time.monotonic()
 
-    def note(self, arrival: Arrival) -> None:
-        """Remember which files a day's rows came from, and which might have held some."""
-        source = self.site.source.actions
+    def add_inputs(self, arrival: Arrival) -> None:
+        """Record the files for the day on which they arrived, and for the days that may have rows in them."""
+        source = self.settings.actions
         for ds, day in self.days.items():
             if arrival.ds is None or arrival.ds == ds:
                 day.inputs += arrival.files
             elif -source.early_days <= day_number(arrival.ds) - day_number(ds) <= source.late_days:
                 day.neighbours += arrival.files
 
-    def add(self, bucket: BucketFile) -> None:
+    def add_bucket(self, bucket: BucketFile) -> None:
         day = self.days[bucket.ds]
         day.files.append(bucket.entry)
         day.tally.counts.update(bucket.counts)
         day.by_type.update(bucket.by_type)
         day.by_surface.update(bucket.by_surface)
 
-    def publish(self, ds: str, *, num_outside_site_days: int) -> Manifest:
+    def publish(self, ds: str, *, num_outside_site_days: int) -> RawManifest:
+        """Write the manifest of a day, which makes its build the one that readers use."""
         day = self.days[ds]
         counts, quarantine = day.tally.counts, day.tally.quarantine
         quarantine_file = quarantine.close()
@@ -168,80 +296,47 @@ class Partitions:
             first = read_parquet(quarantine.path).slice(0, 1).to_pylist()[0]
             raise PipelineError(
                 f"{ds}: not one of the {counts['read']:,} rows could be used. {first['source_file']}, "
-                f"row {first['row_number']}: {first['reason']}. Mend the mapping in the site file"
+                f"row {first['row_number']}: {first['reason']}",
+                "fix the mapping in the site file",
             )
-        manifest: Manifest = {
+        manifest: RawManifest = {
             "ds": ds,
-            "site": self.site.fingerprint(),
+            "site": self.settings.fingerprint,
             "seconds": round(time.monotonic() - self._started, 2),
-            "num_buckets": self.site.timelines.num_buckets,
-            "counts": {name: counts[name] for name in COUNTS},
+            "num_buckets": self.settings.num_buckets,
+            "counts": {
+                "read": counts["read"],
+                "received": counts["received"],
+                "kept": counts["kept"],
+                "duplicates": counts["duplicates"],
+                "skipped": counts["skipped"],
+                "sent": counts["sent"],
+                "forgotten": counts["forgotten"],
+                "quarantined": counts["quarantined"],
+                "users": counts["users"],
+                "positive": counts["positive"],
+            },
             "sent_to": dict(day.tally.sent_to),
             "outside_site_days": num_outside_site_days,
             "by_type": dict(day.by_type),
             "by_surface": dict(day.by_surface),
             "quarantined_by_reason": dict(quarantine.by_reason),
             "quarantine_file": quarantine_file,
-            "files": sorted(day.files, key=lambda entry: int(entry["bucket"])),
+            "files": sorted(day.files, key=lambda entry: entry["bucket"]),
             "inputs": day.inputs,
             "neighbours": day.neighbours,
+            "build": day.build.name,
         }
         self._started = time.monotonic()
-        for lost in day.build.glob(".*"):  # attempts at a bucket whose machine died
+        for lost in day.build.glob(".*"):  # unfinished attempts at a bucket, of machines that died
             remove_tree(lost)
-        publish_build(day.build, manifest)
-        day.is_published = True
+        publish_build(day.build, dict(manifest))
         report(
             f"raw_actions {ds}: {counts['kept']:,} actions of {counts['users']:,} users, "
             f"{counts['duplicates']:,} duplicates, {counts['quarantined']:,} quarantined"
         )
-        return manifest | {"build": day.build.name}
-
-    def clean_up(self) -> None:
-        for day in self.days.values():
-            if not day.is_published:
-                remove_tree(day.build)
+        return manifest
 
 
-def _start_day(site: Site, ds: str) -> _Day:
-    build = start_build(partition_dir(site, ds))
+def _start_day(ds: str, build: Path) -> _Day:
     return _Day(build=build, tally=Tally(ds=ds, quarantine=Quarantine(build / "quarantine.parquet")))
-
-
-@contextlib.contextmanager
-def making_partitions(site: Site, days: Sequence[str], tmp: Path) -> Iterator[tuple[Partitions, Path]]:
-    """The partitions and a folder in `tmp`, which nobody else writes meanwhile; what is not published is removed."""
-    with contextlib.ExitStack() as stack:
-        for ds in days if site.source.actions.is_dated else ["."]:  # an undated log: more days than one may lock
-            stack.enter_context(exclusive(partition_dir(site, ds), f"raw_actions {ds}"))
-        for ds in days:
-            for leftover in tmp.glob(f"raw_actions-{ds}-*"):  # of a run that was killed
-                remove_tree(leftover)
-        partitions = Partitions(site, days)
-        stack.callback(partitions.clean_up)
-        scratch = tmp / f"raw_actions-{days[0]}-{uuid.uuid4().hex}"  # a lost task knows the old one
-        scratch.mkdir(parents=True)
-        stack.callback(remove_tree, scratch)
-        yield partitions, scratch
-
-
-def make_bucket(site: Site, ds: str, folder: Path, bucket: int, actions: pa.Table, num_duplicates: int) -> BucketFile:
-    ids = actions["user_id"].combine_chunks()
-    num_users = 1 + int(np.count_nonzero(pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)))
-    num_positive = int(positive_mask(actions, site.source.positive).sum())
-    by_type, by_surface = (
-        {row["values"]: row["counts"] for row in actions[column].value_counts().to_pylist()}
-        for column in ("action_type", "surface")
-    )
-    return BucketFile(
-        ds=ds,
-        entry={"bucket": bucket, **write_bucket(folder, bucket, actions, site)},
-        counts={
-            "kept": actions.num_rows,
-            "users": num_users,
-            "duplicates": num_duplicates,
-            "positive": num_positive,
-        },
-        by_type=by_type,
-        by_surface=by_surface,
-    )

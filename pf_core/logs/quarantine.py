@@ -1,4 +1,4 @@
-"""Where rows go that cannot be used: a Parquet file with their file, row number, reason and content."""
+"""Quarantine: a Parquet file of rejected rows, with the source file, row number, reason and content of each."""
 
 from collections import Counter
 from contextlib import ExitStack
@@ -10,17 +10,18 @@ import pyarrow.parquet as pq
 
 from pf_core.schemas import QUARANTINE_SCHEMA
 from pf_core.storage.cache import fetched
-from pf_core.storage.files import written
+from pf_core.storage.files import write_file
 
 _FLUSH_ROWS = 65_536
 
 
 @dataclass
 class Quarantine:
-    """Rejected rows, written as they come; the file appears with the first of them."""
+    """Writer of a quarantine file; the file is created with the first row."""
 
     path: Path
     held: list[tuple[str, int, str, str]] = field(default_factory=list)
+    """Rows not yet written: source file, row number, reason, content."""
     by_reason: Counter[str] = field(default_factory=Counter)
     writer: pq.ParquetWriter | None = None
     place: ExitStack = field(default_factory=ExitStack)
@@ -32,7 +33,7 @@ class Quarantine:
             self.flush()
 
     def absorb(self, path: Path) -> None:
-        """Add what another one wrote."""
+        """Add all rows of another quarantine file."""
         with pq.ParquetFile(fetched(path)) as file:
             for batch in file.iter_batches(batch_size=_FLUSH_ROWS):
                 self._write(pa.table(batch))
@@ -47,11 +48,11 @@ class Quarantine:
 
     def _write(self, rows: pa.Table) -> None:
         if self.writer is None:
-            self.writer = pq.ParquetWriter(self.place.enter_context(written(self.path)), QUARANTINE_SCHEMA)
+            self.writer = pq.ParquetWriter(self.place.enter_context(write_file(self.path)), QUARANTINE_SCHEMA)
         self.writer.write_table(rows)
 
     def close(self) -> str | None:
-        """The file's name; None if nothing was rejected."""
+        """Finish the file and return its name, or None if no row was rejected."""
         self.flush()
         if self.writer is None:
             return None

@@ -1,9 +1,9 @@
-"""Foreign files as streams of Arrow batches with row numbers, whatever their format.
+"""Readers of foreign files: CSV, JSON lines and Parquet as streams of Arrow batches with row numbers.
 
-Text formats come as strings, so that one bad value never costs a file; Parquet comes with its own types. A row
-that the format's parser cannot take is handed on as text, with its number: nothing is lost here, and nothing
-is judged except the format itself. What is wrong with a whole file (missing, truncated, without a needed
-column) is a PipelineError that names it.
+Text formats are read as strings, so that one bad value never makes a whole file unreadable; Parquet keeps its types.
+A row that the format's parser rejects is returned as text, with its number: no row is lost, and nothing except the
+format is checked. A problem of a whole file (missing, truncated, without a needed column) is a PipelineError that
+names it.
 """
 
 import codecs
@@ -20,7 +20,8 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
 
 from pf_core.config.source import DAY, Files
 from pf_core.errors import PipelineError
@@ -33,13 +34,14 @@ BATCH_ROWS = 1 << 20
 JOINED_ROWS = 1 << 18
 
 MARK = "\ufffd"
+"""Replacement character: precedes bytes that are not UTF-8."""
 
 MalformedRow = tuple[int, str, str]  # row number, reason, text
 
 
 @dataclass(frozen=True, kw_only=True)
 class RawBatch:
-    """Consecutive rows of one file. `row_number` counts from 1; a CSV's header is row 1."""
+    """Consecutive rows of one file. Row numbers count from 1; a CSV's header is row 1."""
 
     file: Path
     rows: pa.Table
@@ -48,7 +50,7 @@ class RawBatch:
 
 
 def find_files(files: Files, root: Path, ds: str | None = None) -> list[Path]:
-    """The files of a day (dated) or all files (undated), sorted by name; an empty list if there are none."""
+    """Return the files of a day (dated) or all files (undated), sorted by name; an empty list if there are none."""
     path = files.path.replace(DAY, ds) if ds is not None else files.path
     if is_remote(root):
         with reaching(root):
@@ -58,9 +60,9 @@ def find_files(files: Files, root: Path, ds: str | None = None) -> list[Path]:
 
 
 def read_file(path: Path, files: Files, columns: Sequence[str], categories: Sequence[str] = ()) -> Iterator[RawBatch]:
-    """All rows of one file, with the named columns, in order; at least one batch, if an empty one.
+    """Yield all rows of one file in order, with the named columns; at least one batch, which may be empty.
 
-    `categories` are columns of few values, which Parquet hands over as codes, without spelling them out.
+    `categories` are columns with few distinct values; from Parquet they are read as dictionary arrays.
     """
     try:
         match files.file_format:
@@ -81,7 +83,7 @@ def read_file(path: Path, files: Files, columns: Sequence[str], categories: Sequ
 
 
 def join_batches(files: Iterable[Iterator[RawBatch]]) -> Iterator[list[RawBatch]]:
-    """Batches of the same columns, joined across files: a query for each of many small files would cost more."""
+    """Yield lists of batches with the same columns, across files: one query for many small files is faster."""
     held: list[RawBatch] = []
     for batch in itertools.chain.from_iterable(files):
         if held and (batch.rows.schema != held[0].rows.schema or sum(len(b.row_number) for b in held) > JOINED_ROWS):
@@ -101,8 +103,8 @@ def _check_columns(path: Path, present: Sequence[str], needed: Sequence[str]) ->
     missing = [column for column in needed if column not in present]
     if missing:
         raise PipelineError(
-            f"{path} has no column {', '.join(map(repr, missing))}; it has {', '.join(map(repr, present))}. "
-            "Mend the column names in the site file"
+            f"{path} has no column {', '.join(map(repr, missing))}; it has {', '.join(map(repr, present))}",
+            "fix the column names in the site file",
         )
     repeated = {column for column in needed if list(present).count(column) > 1}
     if repeated:
@@ -114,12 +116,12 @@ def _read_csv(path: Path, files: Files, columns: Sequence[str]) -> Iterator[RawB
     first_block = _TextStream(path).read(1 << 16)
     if not first_block.strip():
         return  # an empty file: not even a header
-    header = pa.csv.read_csv(
-        pa.BufferReader(first_block.split(b"\n", 1)[0] + b"\n"), parse_options=pa.csv.ParseOptions(**parse)
+    header = pa_csv.read_csv(
+        pa.BufferReader(first_block.split(b"\n", 1)[0] + b"\n"), parse_options=pa_csv.ParseOptions(**parse)
     )
     _check_columns(path, header.column_names, columns)
     if b"\n" not in first_block.rstrip(b"\r\n"):
-        return  # a header alone
+        return  # only a header
 
     invalid: list[MalformedRow] = []
 
@@ -129,13 +131,13 @@ def _read_csv(path: Path, files: Files, columns: Sequence[str]) -> Iterator[RawB
         return "skip"
 
     stream = _TextStream(path)
-    reader = pa.csv.open_csv(
+    reader = pa_csv.open_csv(
         pa.PythonFile(stream, "r"),
-        read_options=pa.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),  # threads lose row numbers
-        parse_options=pa.csv.ParseOptions(
+        read_options=pa_csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),  # threads lose row numbers
+        parse_options=pa_csv.ParseOptions(
             **parse, invalid_row_handler=keep_invalid, ignore_empty_lines=False, newlines_in_values=False
         ),
-        convert_options=pa.csv.ConvertOptions(
+        convert_options=pa_csv.ConvertOptions(
             column_types={name: pa.string() for name in header.column_names},
             include_columns=list(columns),
             check_utf8=False,
@@ -152,13 +154,13 @@ def _read_csv(path: Path, files: Files, columns: Sequence[str]) -> Iterator[RawB
         yield _no_rows(path, columns, list(invalid))
     if next_row - 1 + len(invalid) != stream.num_lines:
         raise PipelineError(
-            f"{path} has a quoted value that runs over the end of its line (an unclosed quote?). Mend the file, or "
-            "set `quote: null` if the log does not quote"
+            f"{path} has a quoted value that runs over the end of its line (an unclosed quote?)",
+            "fix the file, or set `quote: null` if the log does not quote",
         )
 
 
 def _mark(error: UnicodeError) -> tuple[str, int]:
-    """A byte that is not UTF-8, as the replacement character and its value: 0xE9 becomes �\\xe9."""
+    """Decoding error handler: replace a byte that is not UTF-8 by MARK and its value; 0xE9 becomes �\\xe9."""
     assert isinstance(error, UnicodeDecodeError)
     wrong = error.object[error.start : error.end]
     return MARK + "".join(f"\\x{byte:02x}" for byte in wrong), error.end
@@ -175,7 +177,7 @@ def _open_text(path: Path) -> pa.NativeFile:
 
 
 class _TextStream(io.RawIOBase):
-    """A text file's bytes, decompressed; counts its lines, and marks bytes that are not UTF-8."""
+    """Decompressed bytes of a text file; counts the lines, and marks bytes that are not UTF-8."""
 
     def __init__(self, path: Path) -> None:
         self._stream = _open_text(path)
@@ -195,7 +197,7 @@ class _TextStream(io.RawIOBase):
             if data.isascii() and not self._decoder.getstate()[0]:
                 return data
             text = self._decoder.decode(data, final=not data)
-            if text or not data:  # half a character alone would look like the end of the file
+            if text or not data:  # part of a character: an empty result would look like the end of the file
                 self.was_marked |= MARK in text
                 return text.encode()
 
@@ -207,7 +209,10 @@ class _TextStream(io.RawIOBase):
 def _number_rows(
     next_row: int, num_rows: int, invalid: list[MalformedRow]
 ) -> tuple[np.ndarray, list[MalformedRow], int]:
-    """Numbers of a batch's rows, given the rows that the parser skipped; takes the skipped ones before its end."""
+    """Return the row numbers of a batch, the skipped rows among them, and the number of the next row.
+
+    `invalid` lists rows that the parser skipped; those that belong to this batch are removed from it.
+    """
     skipped = []
     end = next_row + num_rows
     while invalid and invalid[0][0] < end:
@@ -220,7 +225,7 @@ def _number_rows(
 def _valid_text(
     path: Path, rows: pa.Table, row_number: np.ndarray, malformed: list[MalformedRow], stream: _TextStream
 ) -> RawBatch:
-    """Move rows with bytes that were not UTF-8 to the malformed ones."""
+    """Return a batch in which rows with bytes that are not UTF-8 are malformed."""
     if stream.was_marked:
         is_bad = np.zeros(rows.num_rows, bool)
         for name in rows.column_names:
@@ -233,7 +238,7 @@ def _valid_text(
 
 
 def _read_jsonl(path: Path, columns: Sequence[str]) -> Iterator[RawBatch]:
-    """Lines, parsed one document at a time, so that a broken line stays one broken line."""
+    """Read JSON lines; each line is parsed by itself, so that a broken line affects no other line."""
     paths = ["$." + json.dumps(column) for column in columns]
     connection = duckdb.connect(config={"threads": 1})
     for batch in _read_lines(path):
@@ -251,22 +256,24 @@ def _read_jsonl(path: Path, columns: Sequence[str]) -> Iterator[RawBatch]:
         malformed = [
             (int(batch.row_number[index]), "malformed: not a JSON object", lines["line"][index].as_py())
             for index in np.flatnonzero(~good)
-            if lines["line"][index].is_valid  # a blank line is no row
+            if lines["line"][index].is_valid  # a blank line is not a row
         ]
         yield RawBatch(
             file=path,
-            rows=_take_apart(documents.filter(pa.array(good)), columns),
+            rows=_to_columns(documents.filter(pa.array(good)), columns),
             row_number=batch.row_number[good],
             malformed=sorted([*batch.malformed, *malformed]),
         )
 
 
-def _take_apart(documents: pa.Array, columns: Sequence[str]) -> pa.Table:
+def _to_columns(documents: pa.Array, columns: Sequence[str]) -> pa.Table:
+    """Convert lists with one value for each column to a table."""
     values = documents.flatten()
     return pa.table({c: values.take(pa.array(np.arange(i, len(values), len(columns)))) for i, c in enumerate(columns)})
 
 
 def _read_lines(path: Path) -> Iterator[RawBatch]:
+    """Read the lines of a text file as one column, `line`."""
     if not _TextStream(path).read(1):
         return
     invalid: list[MalformedRow] = []
@@ -276,13 +283,13 @@ def _read_lines(path: Path) -> Iterator[RawBatch]:
         return "skip"
 
     stream = _TextStream(path)
-    reader = pa.csv.open_csv(
+    reader = pa_csv.open_csv(
         pa.PythonFile(stream, "r"),
-        read_options=pa.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES, column_names=["line"]),
-        parse_options=pa.csv.ParseOptions(
+        read_options=pa_csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES, column_names=["line"]),
+        parse_options=pa_csv.ParseOptions(
             delimiter="\x01", quote_char=False, ignore_empty_lines=False, invalid_row_handler=keep_invalid
         ),
-        convert_options=pa.csv.ConvertOptions(
+        convert_options=pa_csv.ConvertOptions(
             column_types={"line": pa.string()}, check_utf8=False, null_values=[""], strings_can_be_null=True
         ),
     )
@@ -296,7 +303,7 @@ def _read_lines(path: Path) -> Iterator[RawBatch]:
 
 def _read_parquet(path: Path, columns: Sequence[str], categories: Sequence[str]) -> Iterator[RawBatch]:
     opened = path.open("rb") if is_remote(path) else path
-    with pa.parquet.ParquetFile(opened, read_dictionary=list(categories)) as file:
+    with pq.ParquetFile(opened, read_dictionary=list(categories)) as file:
         _check_columns(path, file.schema_arrow.names, columns)
         next_row = 1
         held: list[pa.RecordBatch] = []
@@ -305,7 +312,9 @@ def _read_parquet(path: Path, columns: Sequence[str], categories: Sequence[str])
             if batch is not None:
                 held.append(batch)
             num_rows = sum(part.num_rows for part in held)
-            if held and (batch is None or num_rows >= BATCH_ROWS // 2):  # a batch ends with its row group: too small
+            if held and (
+                batch is None or num_rows >= BATCH_ROWS // 2
+            ):  # batches end with row groups, which may be small
                 rows = pa.Table.from_batches(held)
                 yield RawBatch(file=path, rows=rows, row_number=np.arange(next_row, next_row + num_rows))
                 next_row += num_rows

@@ -1,22 +1,20 @@
-"""Routing: which day and which bucket a row of a log belongs to, and why it belongs to none.
+"""Routing: which day and user bucket a log row belongs to, or the reason why it is rejected.
 
 A row of a dated log may arrive some days after it happened, or before; it goes to the day on which it happened. So a
-day's rows lie in the files of several days, and one file's rows go to several days. What comes of a file does not
-depend on the files that are read with it: one task may read them all, or many tasks a few each.
+day's rows are in the files of several days, and the rows of one file go to several days. The result for a file does
+not depend on the files that are read with it: one task may read them all, or many tasks a few each.
 """
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pf_core.config.site import Site
 from pf_core.config.source import DAY
 from pf_core.days import ds_range, ds_start_us, shift_ds
 from pf_core.errors import PipelineError
@@ -24,77 +22,89 @@ from pf_core.hashing import bucket_of
 from pf_core.logs.mapping import ActionMapper, rejected_rows
 from pf_core.logs.quarantine import Quarantine
 from pf_core.logs.readers import RawBatch, find_files, join_batches, read_file
-from pf_core.progress import report
+from pf_core.logs.settings import IngestSettings
+from pf_core.progress import Throttle, report
 from pf_core.storage.files import path_of, stamp_of
 
 DAY_US = 86_400_000_000
 
-TELL_EVERY_S = 5.0
-
 RoutedRows = tuple[pa.Table, np.ndarray]
+"""Actions, and the group of each: (day, bucket) as one number."""
 
-InputFile = dict[str, Any]  # path, num_bytes, changed
+
+class InputFile(TypedDict):
+    """A log file as it was when it was read."""
+
+    path: str
+    num_bytes: int
+    changed: int | str
+    """Modification time in nanoseconds, or an object's ETag."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """The log's files of one day, or of an undated log (`ds` is None), in the order in which they are read."""
+    """The files of a dated log that arrived on one day, or all files of an undated log; in reading order."""
 
     ds: str | None
+    """Day of arrival; None for an undated log."""
     files: list[InputFile]
 
 
 @dataclass(kw_only=True)
 class Tally:
-    """What is counted of a day's rows, and those that were rejected."""
+    """Row counts and rejected rows of one day."""
 
     ds: str
     quarantine: Quarantine
     counts: Counter[str] = field(default_factory=Counter)
     sent_to: Counter[str] = field(default_factory=Counter)
+    """Number of rows sent to each other day."""
 
 
-def find_arrivals(site: Site, days: Sequence[str]) -> Iterator[Arrival]:
-    """Everything that may hold rows of consecutive days, in the order of arrival."""
-    source = site.source.actions
+def find_arrivals(settings: IngestSettings, days: Sequence[str]) -> Iterator[Arrival]:
+    """Yield all files that may hold rows of consecutive days, in the order of arrival."""
+    source, log_root = settings.actions, settings.log_root
     if not source.is_dated:
-        files = find_files(source, site.log_root)
+        files = find_files(source, log_root)
         if not files:
-            raise PipelineError(f"no file matches {site.log_root / source.path}")
+            raise PipelineError(
+                f"no file matches {log_root / source.path}", "fix `root` or `actions.path` in the site file"
+            )
         yield Arrival(ds=None, files=[_describe(file) for file in files])
         return
     for ds in ds_range(shift_ds(days[0], -source.early_days), shift_ds(days[-1], source.late_days)):
-        files = find_files(source, site.log_root, ds)
+        files = find_files(source, log_root, ds)
         if not files and ds in days:
             raise PipelineError(
-                f"no file for {ds}: nothing matches {site.log_root / source.path.replace(DAY, ds)}. "
-                "If the site was silent that day, put a log without rows there"
+                f"no file for {ds}: nothing matches {log_root / source.path.replace(DAY, ds)}",
+                "if the site was silent that day, put a log without rows there",
             )
         yield Arrival(ds=ds, files=[_describe(file) for file in files])
 
 
-def num_days_complete(site: Site, days: Sequence[str], arrival: Arrival) -> int:
-    """How many of the days need no later arrival."""
+def num_days_complete(days: Sequence[str], arrival: Arrival, *, late_days: int) -> int:
+    """Return how many of the days have all their rows once `arrival` was read."""
     if arrival.ds is None:
         return len(days)
-    last = day_number(arrival.ds) - site.source.actions.late_days
+    last = day_number(arrival.ds) - late_days
     return min(len(days), max(0, last - day_number(days[0]) + 1))
 
 
 class Router:
-    """Reads files and gives each row that belongs to one of the days its group: (day, bucket) as one number."""
+    """Reads log files and assigns each row of the wanted days to its group; updates the tallies of these days."""
 
-    def __init__(self, site: Site, tallies: Sequence[Tally], forgotten: pa.Array) -> None:
-        """`tallies` are of consecutive days."""
-        self._source, self._forgotten, self._tallies = site.source.actions, forgotten, tallies
-        self._num_buckets = site.timelines.num_buckets
+    def __init__(self, settings: IngestSettings, tallies: Sequence[Tally], forgotten: pa.Array) -> None:
+        """`tallies` has one entry for each wanted day; the days are consecutive."""
+        self._source, self._forgotten, self._tallies = settings.actions, forgotten, tallies
+        self._num_buckets = settings.num_buckets
         self._mapper = ActionMapper(self._source)
         self._first_day = day_number(tallies[0].ds)
-        self._site_days = (day_number(site.start_ds), day_number(site.end_ds or "9999-12-31"))
-        self._told = time.monotonic()
+        self._site_days = (day_number(settings.start_ds), day_number(settings.end_ds or "9999-12-31"))
+        self._report = Throttle(report)
         self.num_outside_site_days = 0
 
     def route(self, arrival: Arrival) -> Iterator[RoutedRows]:
+        """Read the files; yield the rows that belong to the wanted days."""
         files = [path_of(file["path"]) for file in arrival.files]
         if arrival.ds is not None:
             yield from self._route_dated(files, day_number(arrival.ds))
@@ -103,8 +113,8 @@ class Router:
                 yield from self._route_undated(file)
 
     def _route_dated(self, files: Sequence[Path], file_day: int) -> Iterator[RoutedRows]:
-        """Rows that arrived on `file_day`; the rejects among them are ours only if that is one of our days."""
-        own = self._own(file_day)
+        """Route rows that arrived on `file_day`; its tally, if it is a wanted day, gets the rejects."""
+        own = self._tally_of(file_day)
         for batches in join_batches(self._read(file) for file in files):
             raw = pa.concat_tables([batch.rows for batch in batches])
             mapped = self._mapper.map(raw)
@@ -124,29 +134,31 @@ class Router:
                 for reject in rejected_rows(batches, raw, positions, reasons):
                     own.quarantine.add(*reject)
             self._count_days("received", row_day[accepted & (row_day != file_day)])
-            self._tell(f"raw_actions: reading the files of {ds_of(file_day)}")
+            self._report(f"raw_actions: reading the files of {ds_of(file_day)}")
             yield self._group(mapped.actions, row_day, accepted)
 
     def _without_forgotten(
         self, own: Tally, raw: pa.Table, positions: np.ndarray, reasons: list[str]
     ) -> tuple[np.ndarray, list[str]]:
-        """Who asked to be forgotten is not remembered in the quarantine either."""
+        """Leave out rejects of users on the deletion list: their rows may not stay in the quarantine either."""
         stay = ~self._is_forgotten(raw, positions)
         own.counts["forgotten"] += int((~stay).sum())
         return positions[stay], [reason for reason, stays in zip(reasons, stay, strict=True) if stays]
 
     def _is_forgotten(self, raw: pa.Table, positions: np.ndarray) -> np.ndarray:
-        """Of rows as the file has them, those of users who asked to be forgotten."""
+        """Return which of the unmapped rows at `positions` are of users on the deletion list."""
         if not len(self._forgotten) or not len(positions):
             return np.zeros(len(positions), bool)
         users = raw[self._source.user_id.column].take(pa.array(positions)).cast(pa.string())
         return np.asarray(pc.is_in(users, self._forgotten.cast(pa.string())).to_numpy(zero_copy_only=False))
 
     def _route_undated(self, file: Path) -> Iterator[RoutedRows]:
-        """Every row goes to its own day; a reject without a valid time goes with the nearest row before it."""
+        """Route rows to the days on which they happened; a reject without a valid time goes to the day of the row
+        before it.
+        """
         last_day = -1
         waiting: list[list[Any]] = []  # rejects before the first row with a valid time
-        forgotten: set[int] = set()  # rows of users who asked to be: not remembered in the quarantine either
+        forgotten: set[int] = set()  # row numbers of users on the deletion list: not quarantined either
         for batch in self._read(file):
             mapped = self._mapper.map(batch.rows)
             row_day = mapped.ts_us // DAY_US
@@ -157,12 +169,12 @@ class Router:
                 last_day = int(days[-1])
             else:
                 days = np.array([last_day])
-            asked = mapped.rejected[self._is_forgotten(batch.rows, mapped.rejected)]
-            forgotten.update(batch.row_number[asked].tolist())
+            listed = mapped.rejected[self._is_forgotten(batch.rows, mapped.rejected)]
+            forgotten.update(batch.row_number[listed].tolist())
             waiting += [reject for _, *reject in rejected_rows([batch], batch.rows, mapped.rejected, mapped.reasons)]
             if last_day >= 0:
                 for number, reason, text in waiting:
-                    own = self._own(int(days[np.searchsorted(numbers, number, side="right") - 1]))
+                    own = self._tally_of(int(days[np.searchsorted(numbers, number, side="right") - 1]))
                     if own is not None:
                         own.counts["read"] += 1
                         if number in forgotten:
@@ -175,40 +187,39 @@ class Router:
             self._count_days("read", row_day[mapped.kept])
             in_site = self._in_site_days(row_day[mapped.kept])
             self.num_outside_site_days += int((~in_site).sum())
-            self._tell(f"raw_actions: reading {file}")
+            self._report(f"raw_actions: reading {file}")
             yield self._group(mapped.actions, row_day[mapped.kept], in_site)
         if waiting:
             number, reason, _ = waiting[0]
-            raise PipelineError(f"{file}: no row has a valid time; row {number}: {reason}. Mend the mapping")
+            raise PipelineError(
+                f"{file}: no row has a valid time; row {number}: {reason}", "fix the mapping in the site file"
+            )
 
     def _read(self, file: Path) -> Iterator[RawBatch]:
         return read_file(file, self._source, self._source.columns, self._source.categories)
 
     def _group(self, actions: pa.Table, row_day: np.ndarray, accepted: np.ndarray) -> RoutedRows:
+        """Select the accepted rows of the wanted days, without those of forgotten users; number their groups."""
         num_days = len(self._tallies)
-        ours = accepted & (row_day >= self._first_day) & (row_day < self._first_day + num_days)
+        wanted = accepted & (row_day >= self._first_day) & (row_day < self._first_day + num_days)
         if len(self._forgotten):
-            asked = pc.is_in(actions["user_id"], self._forgotten).to_numpy()
-            self._count_days("forgotten", row_day[ours & asked])
-            ours &= ~asked
-        if not ours.all():
-            actions, row_day = actions.filter(pa.array(ours)), row_day[ours]
+            listed = pc.is_in(actions["user_id"], self._forgotten).to_numpy()
+            self._count_days("forgotten", row_day[wanted & listed])
+            wanted &= ~listed
+        if not wanted.all():
+            actions, row_day = actions.filter(pa.array(wanted)), row_day[wanted]
         group = (row_day - self._first_day) * self._num_buckets + bucket_of(actions["user_id"], self._num_buckets)
         return actions, group.astype(np.uint16 if num_days * self._num_buckets <= 65_536 else np.uint32)
 
-    def _tell(self, message: str) -> None:
-        """Progress within a day, every few seconds."""
-        if time.monotonic() - self._told > TELL_EVERY_S:
-            self._told = time.monotonic()
-            report(message)
-
-    def _own(self, number: int) -> Tally | None:
+    def _tally_of(self, number: int) -> Tally | None:
+        """Return the tally of a day, or None if it is not a wanted day."""
         index = number - self._first_day
         return self._tallies[index] if 0 <= index < len(self._tallies) else None
 
     def _count_days(self, name: str, row_day: np.ndarray) -> None:
+        """Add the number of rows of each wanted day to its count `name`."""
         for number, num_rows in zip(*np.unique(row_day, return_counts=True), strict=True):
-            own = self._own(int(number))
+            own = self._tally_of(int(number))
             if own is not None:
                 own.counts[name] += int(num_rows)
 
@@ -216,6 +227,7 @@ class Router:
         return (row_day >= self._site_days[0]) & (row_day <= self._site_days[1])
 
     def _wrong_day(self, row_day: int, file_day: int) -> str:
+        """Return the reason for rejecting a row because of its day."""
         if not self._site_days[0] <= row_day <= self._site_days[1]:
             return "ts: outside the site's days"
         if row_day > file_day:
@@ -229,8 +241,10 @@ def _describe(file: Path) -> InputFile:
 
 
 def day_number(ds: str) -> int:
+    """Return the number of days since 1970-01-01."""
     return ds_start_us(ds) // DAY_US
 
 
 def ds_of(number: int) -> str:
+    """Return the ISO date of a day number."""
     return str(np.datetime64(int(number), "D"))

@@ -18,7 +18,8 @@ from pf_core.config.training import ModelConfig
 from pf_core.errors import PipelineError
 from pf_core.model.towers import PinnerFormer
 from pf_core.storage.cache import fetched
-from pf_core.storage.files import placed, read_json, remove_tree, write_json
+from pf_core.storage.files import read_json, write_folder, write_json
+from pf_core.storage.retention import keep_newest
 
 STATE = "state.json"
 """Of a checkpoint's files, the last to appear."""
@@ -30,12 +31,11 @@ KEPT = 2
 def save_checkpoint(
     folder: Path, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> None:
-    with placed(folder / f"step-{step:08d}") as partial:
+    with write_folder(folder / f"step-{step:08d}") as partial:
         _save(module.state_dict(), partial / "weights.safetensors")
         _save(_moments(module, optimizer), partial / "optimizer.safetensors")
         write_json(partial / STATE, {"step": step, **state})
-    for old in _checkpoints(folder)[:-KEPT]:
-        remove_tree(old)
+    keep_newest(_checkpoints(folder), KEPT, description=STATE)
 
 
 def load_newest(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
@@ -54,7 +54,7 @@ def load_newest(folder: Path, module: nn.Module, optimizer: torch.optim.Optimize
 
 
 def save_model(folder: Path, model: PinnerFormer, description: Mapping[str, Any]) -> None:
-    with placed(folder) as partial:
+    with write_folder(folder) as partial:
         _save(model.state_dict(), partial / "model.safetensors")
         write_json(partial / "model.json", {**description, "model": model.config.model_dump(mode="json")})
 

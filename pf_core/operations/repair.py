@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 from pf_core.config.site import Site
 from pf_core.days import ds_range, parse_ds, shift_ds
 from pf_core.embeddings.tables import embedding_state
-from pf_core.engine.daily_state import open_dataset
 from pf_core.errors import PipelineError
 from pf_core.logs.partition import bucket_files, ingested_days
 from pf_core.pins.features import pin_state
@@ -119,7 +118,7 @@ def _lost_day_before(built: list[str], days: list[str]) -> bool:
 def _count_affected(site: Site, raw_days: list[str], embedding_days: list[str]) -> tuple[int, int]:
     """Count the users with actions on the raw days, and their embeddings on the embedding days, bucket by bucket."""
     state = embedding_state(site)
-    versions = {ds: state.require(ds)["versions"] for ds in embedding_days}
+    days = [state.open_day(ds) for ds in embedding_days]
     files = [bucket_files(site, ds) for ds in raw_days]
     num_users = num_embeddings = 0
     for bucket in range(site.timelines.num_buckets):
@@ -128,8 +127,7 @@ def _count_affected(site: Site, raw_days: list[str], embedding_days: list[str]) 
             continue
         users = pa.chunked_array([chunk for column in ids for chunk in column.chunks]).unique()
         num_users += len(users)
-        for ds in embedding_days:
-            dataset = open_dataset(state.bucket_path(bucket), version=versions[ds][bucket])
-            embedded = dataset.to_table(columns=["user_id"])["user_id"]
+        for day in days:
+            embedded = day.open_bucket(bucket).to_table(columns=["user_id"])["user_id"]
             num_embeddings += pc.sum(pc.is_in(embedded, users)).as_py() or 0
     return num_users, num_embeddings

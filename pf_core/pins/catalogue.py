@@ -1,4 +1,4 @@
-"""Reading a site's pins: catalogue files and vector matrices to contract rows, with a reason for every reject."""
+"""Readers of a site's pins: catalogue files and vector matrices to contract rows, with a reason for every reject."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,18 +19,23 @@ from pf_core.storage.cache import fetched
 UNKNOWN_INTEREST = "unknown"
 
 QuarantinedRow = tuple[str, int, str, str]
+"""Source file, row number, reason, content."""
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Contract rows by pin_id (without `feature` if the vectors lie elsewhere), and the rows that are unusable."""
+    """The usable and the rejected rows of the catalogue files."""
 
     rows: pa.Table
+    """Contract rows in ascending order of pin_id, without `feature` if the catalogue has no vectors."""
     quarantined: list[QuarantinedRow]
 
 
 def read_catalogue(pins: PinsSource, files: Sequence[Path], *, dim: int | None) -> Catalogue:
-    """All rows of the files; the first row of a pin counts, a second one is a reject. `dim`: as known so far."""
+    """Read all rows of the files. The first row of a pin counts, later ones are rejects.
+
+    `dim` is the required length of the vectors; None: the length of the first usable one.
+    """
     assert pins.catalogue is not None
     vector = pins.vectors.column if isinstance(pins.vectors, ColumnVectors) else None
     named = (pins.pin_id.column, pins.interest, pins.is_candidate, vector)
@@ -43,7 +48,7 @@ def read_catalogue(pins: PinsSource, files: Sequence[Path], *, dim: int | None) 
             readable = _without_halves(batch.rows)
             raw = as_raw(readable)  # noqa: F841 (the statement reads it by name)
             mapped = connection.sql(_statement(pins, vector, readable.schema)).to_arrow_table()
-            reasons = np.array(mapped["reason"].fill_null("").to_pylist(), object)  # "" is none
+            reasons = np.array(mapped["reason"].fill_null("").to_pylist(), object)  # "": usable
             if vector is not None:
                 dim = dim or _first_length(mapped["feature"], reasons)
                 reasons = _check_vectors(mapped["feature"], reasons, dim)
@@ -59,7 +64,7 @@ def read_catalogue(pins: PinsSource, files: Sequence[Path], *, dim: int | None) 
 
 
 def _without_halves(rows: pa.Table) -> pa.Table:
-    """DuckDB knows no float16."""
+    """Cast lists of float16 to float32: DuckDB has no float16."""
     for index, field in enumerate(rows.schema):
         if pa.types.is_nested(field.type) and getattr(field.type, "value_type", None) == pa.float16():
             rows = rows.set_column(index, field.name, rows[index].cast(pa.list_(pa.float32())))
@@ -67,7 +72,7 @@ def _without_halves(rows: pa.Table) -> pa.Table:
 
 
 def read_matrix(vectors: NpyVectors, root: Path, pins: PinsSource) -> pa.Table:
-    """pin_id and feature from two .npy files, memory-mapped until they become Arrow."""
+    """Read pin_id and feature from two .npy files."""
     matrix, ids = (_load(root / name) for name in (vectors.npy, vectors.ids))
     if matrix.ndim != 2 or ids.ndim != 1 or len(matrix) != len(ids):
         raise PipelineError(
@@ -92,7 +97,7 @@ def read_matrix(vectors: NpyVectors, root: Path, pins: PinsSource) -> pa.Table:
 
 def _load(path: Path) -> np.ndarray:
     if not path.is_file():
-        raise PipelineError(f"no file at {path}: mend `pins.vectors` in the site file")
+        raise PipelineError(f"no file at {path}", "fix `pins.vectors` in the site file")
     try:
         return np.load(fetched(path), mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
@@ -100,6 +105,7 @@ def _load(path: Path) -> np.ndarray:
 
 
 def _statement(pins: PinsSource, vector: str | None, schema: pa.Schema) -> str:
+    """Return the SQL that selects the contract's columns and the reason to reject each row (NULL if there is none)."""
     checks = id_checks("pin_id", pins.pin_id, schema)
     interest, candidate = sql_text(UNKNOWN_INTEREST), "true"
     if pins.interest is not None:
@@ -121,12 +127,14 @@ def _statement(pins: PinsSource, vector: str | None, schema: pa.Schema) -> str:
 
 
 def _first_length(feature: pa.ChunkedArray, reasons: np.ndarray) -> int | None:
+    """Return the length of the first vector that is not empty, of rows without a reason; None if there is none."""
     lengths = pc.list_value_length(feature).fill_null(0).to_numpy()
     good = np.flatnonzero((reasons == "") & (lengths > 0))
     return int(lengths[good[0]]) if len(good) else None
 
 
 def _check_vectors(feature: pa.ChunkedArray, reasons: np.ndarray, dim: int | None) -> np.ndarray:
+    """Return the reasons, with new ones for vectors of another length or with values that are not finite."""
     reasons = reasons.copy()
     lengths = pc.list_value_length(feature).fill_null(-1).to_numpy()
     reasons[(reasons == "") & (lengths != dim)] = f"feature: not {dim} numbers, like the first"
@@ -143,7 +151,7 @@ def _typed(mapped: pa.Table, pins: PinsSource, dim: int | None) -> pa.Table:
 
 
 def _first_of_each(rows: pa.Table) -> tuple[pa.Table, list[QuarantinedRow]]:
-    """Rows by pin_id; of a pin's rows the first one in the files."""
+    """Return the first row of each pin, in ascending order of pin_id, and the later rows as rejects."""
     numbered = rows.append_column("position", pa.array(np.arange(rows.num_rows)))
     rows = rows.take(pc.sort_indices(numbered, [("pin_id", "ascending"), ("position", "ascending")]))
     ids = rows["pin_id"].combine_chunks()

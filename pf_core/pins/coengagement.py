@@ -1,6 +1,6 @@
 """Content vectors for logs that have none: pins that users engage with close together get close vectors.
 
-The paper takes PinSage vectors as given; these stand in for them. Nothing at or after `until` is read, so
+The paper takes PinSage vectors as given; these replace them. Nothing at or after `until` is read, so that
 the evaluation period cannot leak into the model's input.
 
 Chosen: PPMI of windowed pin-pin counts, then a truncated SVD (SciPy's ARPACK).
@@ -53,8 +53,8 @@ class CoengagementConfig:
     dim: int = 64
     window_actions: int = 20
     min_count: int = 5  # distinct users; rarer pins get no vector
-    max_pins: int = 200_000  # those with most users are kept
-    max_pairs: int = 20_000_000  # the heaviest are kept; about 100 bytes of memory each
+    max_pins: int = 200_000  # the pins with most users are kept
+    max_pairs: int = 20_000_000  # the heaviest pairs are kept; about 100 bytes of memory each
     context_smoothing: float = 0.5  # 0: all contexts alike, 1: as frequent as they are
     singular_power: float = 0.75  # near 0: all directions alike, 1: as strong as they are
     seed: int = 0
@@ -73,9 +73,10 @@ class CoengagementConfig:
 
 
 @dataclass(frozen=True)
-class LearnedVectors:
-    """`table` has pin_id (ascending) and feature (fixed-size list of float32, unit norm).
+class PinVectors:
+    """Learned vectors, and how many pins and pairs they come from.
 
+    `table` has pin_id (ascending) and feature (fixed-size list of float32, unit norm).
     num_pins_seen = num_pins_kept + num_pins_rare + num_pins_over_limit + num_pins_without_vector.
     """
 
@@ -87,7 +88,7 @@ class LearnedVectors:
     num_pins_over_limit: int  # beyond `max_pins`
     num_pins_without_vector: int  # no pair of positive PMI, or none that the SVD keeps
     num_pairs_seen: int  # distinct unordered pairs of pins
-    num_pairs: int  # of these, within `max_pairs`
+    num_pairs: int  # pairs within `max_pairs`
 
 
 def learn_pin_vectors(
@@ -97,7 +98,7 @@ def learn_pin_vectors(
     config: CoengagementConfig,
     memory_limit: str = "2GB",
     temp_dir: Path,
-) -> LearnedVectors:
+) -> PinVectors:
     """Learn vectors from the actions before `until` (exclusive); the same actions give the same bytes.
 
     `memory_limit` is DuckDB's, for counting; the SVD's memory is bounded by `max_pins` and `max_pairs`.
@@ -108,14 +109,14 @@ def learn_pin_vectors(
     if num_connected <= config.dim:
         raise PipelineError(
             f"of {tallies['num_pins_seen']:,} pins before {until.isoformat()}, only {num_connected:,} have "
-            f"{config.min_count} users and share one with another such pin: too few for dim={config.dim}. "
-            "Set a smaller `dim` or `min_count`, or learn from more days"
+            f"{config.min_count} users and share one with another such pin: too few for dim={config.dim}",
+            "set a smaller `dim` or `min_count`, or learn from more days",
         )
     feature, has_vector = _embed(ppmi, config)
     num_pins_kept = int(has_vector.sum())
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(feature[has_vector].ravel()), config.dim)
     table = pa.table({"pin_id": pin_id.filter(pa.array(has_vector)), "feature": vectors})
-    return LearnedVectors(
+    return PinVectors(
         table=table.combine_chunks(),
         num_pins_kept=num_pins_kept,
         num_pins_without_vector=len(pin_id) - num_pins_kept,
@@ -133,12 +134,12 @@ def count_pairs(
     """Sum window_actions + 1 - distance over the pairs of pins in each user's ascending list of actions.
 
     A list holds the chosen pins only, and a pin that follows itself counts once. Returns the chosen pins,
-    ascending, their symmetric counts (the diagonal is empty), and the tallies of LearnedVectors.
+    ascending, their symmetric counts (the diagonal is empty), and the tallies of PinVectors.
     """
     if not action_files:
         raise PipelineError("there are no action files to learn pin vectors from")
     if until.tzinfo is None:
-        raise PipelineError(f"until={until.isoformat()} has no time zone: pass it in UTC")
+        raise PipelineError(f"until={until.isoformat()} has no time zone", "pass it in UTC")
     actions = ([str(file) for file in action_files], until.astimezone(UTC))
     temp_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=temp_dir, prefix="coengagement-") as scratch:
@@ -148,8 +149,8 @@ def count_pairs(
             tallies = _choose_pins(db, actions, config)
             if tallies["num_actions"] == 0:
                 raise PipelineError(
-                    f"no action is earlier than {until.isoformat()}, so no pin vectors can be learned: "
-                    "set a later `until`, or add the logs of earlier days"
+                    f"no action is earlier than {until.isoformat()}, so no pin vectors can be learned",
+                    "set a later `until`, or add the logs of earlier days",
                 )
             tallies["num_pairs_seen"] = _sum_pairs(db, actions, config)
             pin_id = db.sql("SELECT pin_id FROM pins ORDER BY pin_row").to_arrow_table()["pin_id"]
@@ -173,7 +174,7 @@ def compute_ppmi(counts: csr_array, context_smoothing: float) -> csr_array:
 
 
 def _choose_pins(db: DuckDBPyConnection, actions: Actions, config: CoengagementConfig) -> dict[str, int]:
-    """Table pins(pin_id, pin_row), numbered by pin_id; returns the tallies of what was seen."""
+    """Create table pins(pin_id, pin_row), numbered by pin_id; return the numbers of actions and pins seen."""
     db.execute(
         """
         CREATE TABLE seen AS SELECT pin_id, count(*) AS num_users, sum(num_actions) AS num_actions
@@ -197,7 +198,7 @@ def _choose_pins(db: DuckDBPyConnection, actions: Actions, config: CoengagementC
 
 
 def _sum_pairs(db: DuckDBPyConnection, actions: Actions, config: CoengagementConfig) -> int:
-    """Table pairs(low, high, weight) of pin rows; returns the number of pairs."""
+    """Create table pairs(low, high, weight) of pin rows; return the number of pairs."""
     distances = range(1, config.window_actions + 1)
     later = ", ".join(f"lead(pin_row, {distance}) OVER timeline" for distance in distances)
     weights = ", ".join(str(config.window_actions + 1 - distance) for distance in distances)
@@ -222,7 +223,7 @@ def _sum_pairs(db: DuckDBPyConnection, actions: Actions, config: CoengagementCon
 
 
 def _read_pairs(db: DuckDBPyConnection, num_pins: int, max_pairs: int) -> csr_array:
-    """The heaviest pairs as a symmetric matrix; ties at the cut fall by a mix that favours no ids."""
+    """Return the heaviest pairs as a symmetric matrix; ties at the limit are broken by a hash that favours no ids."""
     pairs = db.sql(
         """
         FROM (
@@ -239,7 +240,7 @@ def _read_pairs(db: DuckDBPyConnection, num_pins: int, max_pairs: int) -> csr_ar
 
 
 def _embed(ppmi: csr_array, config: CoengagementConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Unit vectors of all rows, and which of them mean something."""
+    """Return unit vectors of all rows, and which rows have a meaningful one."""
     start = np.random.default_rng(config.seed).standard_normal(ppmi.shape[0])
     left, singular, _ = svds(ppmi, k=config.dim, v0=start, tol=SVD_TOLERANCE)
     left, singular = left[:, ::-1], singular[::-1]  # svds returns them ascending

@@ -1,16 +1,16 @@
 """pin_features: the content vector of every pin, its interest, and whether Homefeed may show it, as of each day.
 
-A dated catalogue is state: a day adds its pins to those of the day before, and a pin's newest row wins; a day whose
-files and day before did not change is left as it is. An undated catalogue, a matrix, or vectors learned from
-co-engagement are whole: a day whose inputs did not change shares the version of an earlier one. Learned vectors exist
-from the day before `until` on, because no earlier partition may know what they know.
+A dated catalogue is incremental: a day adds its pins to those of the day before, and the newest row of a pin counts. A
+day is not rebuilt if neither its files nor the day before changed. An undated catalogue, a matrix, and vectors learned
+from co-engagement are read as a whole: a day whose inputs did not change shares the version of an earlier day. Learned
+vectors exist from the day before `until` on: an earlier partition would contain knowledge of its future.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import lance
 import pyarrow as pa
@@ -21,23 +21,58 @@ from pf_core.config.source import DAY, ColumnVectors, LearnedVectors, NpyVectors
 from pf_core.days import ds_range, ds_start, shift_ds
 from pf_core.engine.base import Engine
 from pf_core.engine.daily_state import DailyState, Manifest, advance_bucket, create_bucket, open_dataset
-from pf_core.errors import PipelineError
+from pf_core.errors import PipelineError, materialize_command
 from pf_core.logs.partition import bucket_files, require_manifest
 from pf_core.logs.quarantine import Quarantine
 from pf_core.logs.readers import find_files
 from pf_core.pins.catalogue import UNKNOWN_INTEREST, Catalogue, QuarantinedRow, read_catalogue, read_matrix
 from pf_core.pins.coengagement import CoengagementConfig, learn_pin_vectors
+from pf_core.progress import Progress
 from pf_core.schemas import id_arrow_type
 from pf_core.storage.cache import fetched
 from pf_core.storage.files import read_parquet, stamp_of
+
+
+class PinCounts(TypedDict):
+    """Numbers of pins of a partition."""
+
+    pins: int
+    candidates: int
+    new: int
+    """Pins that the day before did not have; if the inputs are read as a whole, all pins of a new version."""
+    updated: int
+    """Pins of the day before that have a new row."""
+    quarantined: int
+    """Rejected rows of the catalogue."""
+    fragments: int
+    """Fragments of the Lance dataset."""
+
+
+class PinManifest(TypedDict):
+    """Manifest of a partition of pin_features."""
+
+    ds: str
+    num_buckets: int
+    """1: pins are not bucketed."""
+    versions: list[int]
+    """Version of the Lance dataset; one entry."""
+    inputs: str
+    """Digest of what the partition was built from."""
+    dim: int
+    """Dimension of the features."""
+    counts: PinCounts
+    quarantined_by_reason: dict[str, int]
 
 
 def pin_state(site: Site) -> DailyState:
     return DailyState(root=site.directory / "pin_features", asset="pin_features", num_buckets=1)
 
 
-def content_name(manifest: Manifest) -> str:
-    """Of what a partition holds: its version, and what it was made of, should the state be removed and made anew."""
+def content_name(manifest: PinManifest | Manifest) -> str:
+    """Return a name for the content of a partition: its version and its inputs.
+
+    The version alone is not enough: it counts from 1 again if the state is removed and rebuilt.
+    """
     return f"{manifest['versions'][0]}-{manifest['inputs']}"
 
 
@@ -45,10 +80,8 @@ def read_pin_features(site: Site, ds: str, columns: Sequence[str] | None = None)
     return pin_state(site).open_bucket(ds, 0).to_table(columns=None if columns is None else list(columns))
 
 
-def build_pin_features(
-    site: Site, days: Sequence[str], *, engine: Engine, progress: Callable[[str], None]
-) -> Iterator[Manifest]:
-    """Build the partitions of ascending days; yields each published manifest."""
+def build_pin_features(site: Site, days: Sequence[str], *, engine: Engine, progress: Progress) -> Iterator[PinManifest]:
+    """Build the partitions of ascending days; yield each manifest once it is published."""
     state = pin_state(site)
     state.refuse_if_dropped(days, site.timelines.retention_days)
     with state.writing():
@@ -64,7 +97,7 @@ def build_pin_features(
 
 
 def feature_coverage(site: Site, ds: str) -> float:
-    """The share of the day's actions whose pin has a feature; NaN on a day without actions."""
+    """Return the share of the day's actions whose pin has a feature; NaN on a day without actions."""
     known = read_pin_features(site, ds, ["pin_id"])["pin_id"]
     num_actions = num_covered = 0
     for path in bucket_files(site, ds).values():
@@ -74,22 +107,23 @@ def feature_coverage(site: Site, ds: str) -> float:
     return num_covered / num_actions if num_actions else float("nan")
 
 
-def _add_day(site: Site, state: DailyState, ds: str) -> Manifest:
+def _add_day(site: Site, state: DailyState, ds: str) -> PinManifest:
+    """Build a day of a dated catalogue: the pins of the day before, and the pins in the day's files."""
     pins = site.source.pins
     assert pins.catalogue is not None
     files = find_files(pins.catalogue, site.log_root, ds)
     if not files:
         raise PipelineError(
-            f"no pin catalogue for {ds}: nothing matches {site.log_root / pins.catalogue.path.replace(DAY, ds)}. "
-            "If no pin was added that day, put a catalogue without rows there"
+            f"no pin catalogue for {ds}: nothing matches {site.log_root / pins.catalogue.path.replace(DAY, ds)}",
+            "if no pin was added that day, put a catalogue without rows there",
         )
     path = state.bucket_path(0)
     base = None if ds == site.start_ds else _previous(site, state, ds)
     version = None if base is None else base["versions"][0]
-    inputs = _digest([pins.model_dump(mode="json"), version, *(_look(file) for file in files)])
+    inputs = _digest([pins.model_dump(mode="json"), version, *(stamp_of(file) for file in files)])
     known_day = state.manifest(ds)
     if known_day is not None and known_day["inputs"] == inputs:
-        return known_day
+        return cast("PinManifest", known_day)
     if base is None:
         added = read_catalogue(pins, files, dim=None)
         dataset = create_bucket(path, added.rows)
@@ -108,30 +142,33 @@ def _add_day(site: Site, state: DailyState, ds: str) -> Manifest:
     return _publish(state, ds, dataset, added, num_new=added.rows.num_rows - num_known, inputs=inputs)
 
 
-def _previous(site: Site, state: DailyState, ds: str) -> Manifest:
+def _previous(site: Site, state: DailyState, ds: str) -> PinManifest:
+    """Return the manifest of the day before; raise PipelineError with the command that builds the missing days."""
     previous_ds = shift_ds(ds, -1)
     if state.manifest(previous_ds) is None:
         first = next((shift_ds(day, 1) for day in reversed(state.days()) if day < ds), site.start_ds)
         raise PipelineError(
-            f"pin_features {ds} builds on {previous_ds}, which is missing. Build the gap with: dagster asset "
-            f"materialize --select pin_features --partition-range {first}...{ds} -m pf_assets.definitions"
+            f"pin_features {ds} builds on {previous_ds}, which is missing",
+            f"build the gap with: {materialize_command('pin_features', first, until=ds)}",
         )
-    return state.require(previous_ds)
+    return cast("PinManifest", state.require(previous_ds))
 
 
-def _build_whole(site: Site, state: DailyState, ds: str, progress: Callable[[str], None]) -> Manifest:
+def _build_whole(site: Site, state: DailyState, ds: str, progress: Progress) -> PinManifest:
+    """Build a day from inputs that are not dated, or share the version of a day with the same inputs."""
     inputs = _fingerprint_inputs(site, ds)
     for known_ds in reversed(state.days()):
         known = state.require(known_ds)
         if known["inputs"] == inputs:
-            return state.publish(ds, known["versions"], known | {"counts": known["counts"] | {"new": 0}})
-    pins = _read_whole(site, state, progress)
+            shared = known | {"counts": known["counts"] | {"new": 0}}
+            return cast("PinManifest", state.publish(ds, known["versions"], shared))
+    pins = _read_whole(site, progress)
     dataset = create_bucket(state.bucket_path(0), pins.rows)
     return _publish(state, ds, dataset, pins, num_new=pins.rows.num_rows, inputs=inputs)
 
 
 def _fingerprint_inputs(site: Site, ds: str) -> str:
-    """Of everything that the vectors are made of; nothing later than ds may be among it."""
+    """Return a digest of everything that the partition is built from; nothing later than ds may be among it."""
     pins = site.source.pins
     files: list[Path] = []
     parts: list[Any] = [pins.model_dump(mode="json")]
@@ -144,20 +181,16 @@ def _fingerprint_inputs(site: Site, ds: str) -> str:
         if ds < first_ds:
             raise PipelineError(
                 f"pin vectors are learned from the actions before {pins.vectors.until}, so pin_features exists from "
-                f"{first_ds} on, not for {ds}: start there, or set an earlier `until`"
+                f"{first_ds} on, not for {ds}",
+                "start there, or set an earlier `until`",
             )
         for log_ds in ds_range(site.start_ds, first_ds):
             parts += [entry["sha256"] for entry in require_manifest(site, log_ds)["files"]]
     for file in files:
         if not file.is_file():
-            raise PipelineError(f"no file at {file}: mend `pins` in the site file")
-        parts.append(_look(file))
+            raise PipelineError(f"no file at {file}", "fix `pins` in the site file")
+        parts.append(stamp_of(file))
     return _digest(parts)
-
-
-def _look(file: Path) -> list[Any]:
-    """What shows that a file changed, without reading it."""
-    return stamp_of(file)
 
 
 def _digest(parts: list[Any]) -> str:
@@ -169,11 +202,14 @@ def _catalogue_files(site: Site) -> list[Path]:
     assert catalogue is not None
     files = find_files(catalogue, site.log_root)
     if not files:
-        raise PipelineError(f"no pin catalogue matches {site.log_root / catalogue.path}")
+        raise PipelineError(
+            f"no pin catalogue matches {site.log_root / catalogue.path}", "fix `pins.catalogue.path` in the site file"
+        )
     return files
 
 
-def _read_whole(site: Site, state: DailyState, progress: Callable[[str], None]) -> Catalogue:
+def _read_whole(site: Site, progress: Progress) -> Catalogue:
+    """Read all pins: vectors from a column, a matrix or the actions; interests and candidates from the catalogue."""
     pins = site.source.pins
     described = None
     if pins.catalogue is not None:
@@ -194,7 +230,7 @@ def _read_whole(site: Site, state: DailyState, progress: Callable[[str], None]) 
     return Catalogue(rows, [] if described is None else described.quarantined)
 
 
-def _learn(site: Site, vectors: LearnedVectors, temp_dir: Path, progress: Callable[[str], None]) -> pa.Table:
+def _learn(site: Site, vectors: LearnedVectors, temp_dir: Path, progress: Progress) -> pa.Table:
     days = ds_range(site.start_ds, shift_ds(vectors.until, -1))
     files = [fetched(path) for ds in days for path in bucket_files(site, ds).values()]
     progress(f"learning pin vectors from {len(days)} days of co-engagement")
@@ -217,16 +253,17 @@ def _publish(
     *,
     num_new: int,
     inputs: str,
-) -> Manifest:
+) -> PinManifest:
+    """Write the quarantine and the manifest of a day."""
     if pins.rows.num_rows == 0 and dataset.count_rows() == 0:
-        raise PipelineError(_nothing_usable(ds, pins.quarantined))
+        raise _nothing_usable(ds, pins.quarantined)
     quarantine = Quarantine(state.root / "quarantine" / f"{ds}.parquet")
     quarantine.path.parent.mkdir(parents=True, exist_ok=True)
     quarantine.path.unlink(missing_ok=True)
     for row in pins.quarantined:
         quarantine.add(*row)
     quarantine.close()
-    return state.publish(
+    published = state.publish(
         ds,
         [dataset.version],
         {
@@ -243,10 +280,13 @@ def _publish(
             "quarantined_by_reason": dict(quarantine.by_reason),
         },
     )
+    return cast("PinManifest", published)
 
 
-def _nothing_usable(ds: str, quarantined: list[QuarantinedRow]) -> str:
+def _nothing_usable(ds: str, quarantined: list[QuarantinedRow]) -> PipelineError:
     if not quarantined:
-        return f"pin_features {ds}: the catalogue has no pins at all"
+        return PipelineError(f"pin_features {ds}: the catalogue has no pins at all")
     file, number, reason, _ = quarantined[0]
-    return f"pin_features {ds}: no pin could be used. {file}, row {number}: {reason}. Mend `pins` in the site file"
+    return PipelineError(
+        f"pin_features {ds}: no pin could be used. {file}, row {number}: {reason}", "fix `pins` in the site file"
+    )

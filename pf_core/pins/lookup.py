@@ -1,9 +1,9 @@
-"""The rows of pins by their ids: a search in the ordered file of all ids, which is mapped, not read.
+"""Lookup of pins by id: binary search in the memory-mapped file of all ids, pin_id.arrow.
 
-Ids ascend (integers as numbers, strings by the bytes of their UTF-8), so that the wanted ones, sorted too, are searched
-for a block at once: every halving reads one id for each of the ranges that are left. What it costs follows from the
-wanted ids and from the logarithm of the catalogue, not from its size. The ids themselves are compared: the answer is
-exact. Nothing else is kept next to them: pins that were packed long ago can be searched as well.
+The ids ascend (integers as numbers, strings by the bytes of their UTF-8). The wanted ids are sorted too and searched in
+blocks: every step of the search reads one id for each of the remaining ranges. The cost grows with the number of wanted
+ids and the logarithm of the catalogue, not with its size. The ids themselves are compared, so the result is exact. No
+index file is needed, so packs of earlier versions can be searched as well.
 """
 
 from pathlib import Path
@@ -13,14 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 WANTED_AT_ONCE = 1 << 14
-"""Ids of a block: what is in memory besides the wanted ids follows from it."""
+"""Ids in a block; bounds the memory of the search."""
 
 HASHED_ROWS = 2
-"""Rows for each wanted id, up to which it is faster to hash all of the catalogue than to search in it."""
+"""Up to this number of catalogue rows for each wanted id, hashing the whole catalogue is faster than searching it."""
 
 
 def find_pins(path: Path, pin_ids: pa.Array) -> np.ndarray:
-    """The row of each id in a file of ascending ids, -1 if it has none."""
+    """Return the row of each id in a file of ascending ids, -1 if the id is not there."""
     encoded = pin_ids.dictionary_encode()
     wanted, ids = encoded.dictionary, _OrderedIds(path)
     if len(ids) <= HASHED_ROWS * len(wanted):
@@ -31,7 +31,7 @@ def find_pins(path: Path, pin_ids: pa.Array) -> np.ndarray:
 
 
 def _search(ids: "_OrderedIds", wanted: pa.Array) -> np.ndarray:
-    """The row of each of some distinct ids, -1 if it has none; there are more ids than wanted ones."""
+    """Return the row of each of the distinct wanted ids, -1 if it is not there; `ids` is longer than `wanted`."""
     order = pc.sort_indices(wanted)
     ascending = wanted.take(order)
     if not pa.types.is_integer(ascending.type):
@@ -47,9 +47,10 @@ def _search(ids: "_OrderedIds", wanted: pa.Array) -> np.ndarray:
 
 
 def _search_block(ids: "_OrderedIds", wanted: pa.Array, start: int) -> tuple[np.ndarray, np.ndarray]:
-    """The last row from `start` on whose id is not greater than each of the ascending ids; and whether it is the same.
+    """Return, for each of the ascending wanted ids, the last row whose id is not greater, and whether it is equal.
 
-    Where all are greater it is `start`. A range is the rows from low to low + width, which ends where the ids end.
+    The search begins at row `start`, which is the result if all ids from there on are greater. A range is the rows from
+    low to low + width, or to the end of the ids.
     """
     low = np.full(len(wanted), start)
     width = 1 << (len(ids) - 1 - start).bit_length()
@@ -57,15 +58,16 @@ def _search_block(ids: "_OrderedIds", wanted: pa.Array, start: int) -> tuple[np.
         width //= 2
         is_reached = low + width < len(ids)
         middle = ids.read((low + width)[is_reached])
-        is_upper = pc.less_equal(middle, wanted[: len(middle)])  # low ascends: who reaches comes first
+        is_upper = pc.less_equal(middle, wanted[: len(middle)])  # low ascends, so the reached ones come first
         low[: len(middle)] += width * is_upper.to_numpy(zero_copy_only=False)
     return low, pc.equal(ids.read(low), wanted).to_numpy(zero_copy_only=False)
 
 
 class _OrderedIds:
-    """A mapped Arrow file with one column, of whose record batches all but the last have as many rows as the first.
+    """A memory-mapped Arrow file of one column; all record batches but the last have the same number of rows.
 
-    A batch is opened when one of its ids is read for the first time: of a billion, opening takes a second.
+    A batch is opened when one of its ids is read for the first time: opening all batches of a billion ids takes a
+    second.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,7 +79,8 @@ class _OrderedIds:
         first, last = (self._reader.get_batch(number).num_rows if num_batches else 0 for number in (0, num_batches - 1))
         self._batch_rows, self._num_rows = first, (num_batches - 1) * first + last
         self._numbers_at, self._bytes_at = np.full((2, num_batches), -1)
-        """Where in the file a batch's integers or offsets begin, counted in such, and where its strings' bytes do."""
+        """Start of each batch's integers or string offsets in the file, in units of their size, and of its string bytes
+        (-1: not opened yet)."""
 
     def __len__(self) -> int:
         return self._num_rows
@@ -86,7 +89,7 @@ class _OrderedIds:
         return self._reader.read_all().column(0)
 
     def read(self, rows: np.ndarray) -> pa.Array:
-        """The ids of ascending rows, of which many may be the same; strings as their bytes."""
+        """Return the ids of ascending rows, which may repeat; strings as bytes."""
         is_first = np.ones(len(rows), bool)
         is_first[1:] = rows[1:] != rows[:-1]
         return self._gather(rows[is_first]).take(pa.array(np.cumsum(is_first) - 1))

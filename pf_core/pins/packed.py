@@ -1,6 +1,17 @@
-"""Pins as flat arrays on disk, in the order of their ids, memory-mapped by training and inference."""
+"""Packed pins: a pin_features partition as flat arrays on disk, memory-mapped by training and inference.
 
-from collections.abc import Callable, Iterator, Sequence
+    feature.npy         float32 (pins, dim), in ascending order of pin_id; a pin is known by its row here
+    pin_id.arrow        the ids in the same order; `lookup.find_pins` finds the row of an id
+    candidates.npy      rows of the pins that Homefeed may show
+    interest.npy        number of each pin's interest, in the order of first appearance
+    feature_hash.npy    64-bit hash of each feature (only in packs for inference)
+
+A training set holds a copy of its own, written by `write_pins`. Inference (embeddings.users) packs each version of
+pin_features once, with `pack_pins`, and opens it in every task, with `open_pins`. Embedding the pins themselves
+(embeddings.pins) streams them with `pins_by_id` and needs no files.
+"""
+
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,24 +25,31 @@ from pf_core.config.site import Site
 from pf_core.engine.daily_state import Manifest, open_dataset, take_rows
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import hash_slices
-from pf_core.pins.features import pin_state
+from pf_core.pins.features import PinManifest, pin_state
+from pf_core.progress import Progress
 from pf_core.schemas import id_arrow_type
 from pf_core.storage.arrays import NpyFile
 from pf_core.storage.cache import fetched
-from pf_core.storage.files import place, remove_tree, write_json
+from pf_core.storage.files import remove_tree, write_folder, write_json
 from pf_core.storage.locks import exclusive
 
 PIN_BATCH_ROWS = 8192
-"""Of every chunk but the last: who looks pins up counts on it."""
+"""Rows of every chunk but the last. `lookup` relies on all record batches of pin_id.arrow but the last being equal."""
+
+HASH_BATCH_ROWS = 16_384
+"""Features hashed at a time."""
+
+PACKS_KEPT = 3
+"""Versions of pin_features whose packs are kept for inference: the last used ones."""
 
 
-# Pins
+# Streaming
 
 
 def pins_by_id(
     dataset: lance.LanceDataset, columns: Sequence[str], *, only_candidates: bool = False
 ) -> Iterator[pa.Table]:
-    """Pins in the order of their ids, a chunk at a time; of all of them, only the ids are in memory."""
+    """Yield the pins in ascending order of pin_id, in chunks; only the ids of all pins are held in memory."""
     known = dataset.to_table(columns=["pin_id", "is_candidate"])
     is_wanted = known["is_candidate"].to_numpy() if only_candidates else np.ones(known.num_rows, bool)
     rows = np.flatnonzero(is_wanted)
@@ -41,20 +59,23 @@ def pins_by_id(
 
 
 def finite_features(pins: pa.Table, ds: str) -> np.ndarray:
-    """The features of these pins, feature_NF; a value that is not finite is an error that names the pin."""
+    """Return the features of these pins, feature_NF; a value that is not finite is an error that names the pin."""
     values = pins["feature"].combine_chunks().flatten().to_numpy().reshape(len(pins), -1)
     is_finite = np.isfinite(values).all(axis=1)
     if not is_finite.all():
         pin_id = pins["pin_id"][int(np.argmin(is_finite))].as_py()
         raise PipelineError(
-            f"pin_features {ds}: the feature of pin {pin_id!r} has a value that is not finite. "
-            f"Mend its vector, then: {materialize_command('pin_features', ds)}"
+            f"pin_features {ds}: the feature of pin {pin_id!r} has a value that is not finite",
+            f"fix its vector, then: {materialize_command('pin_features', ds)}",
         )
     return np.asarray(values)
 
 
-def write_pins(site: Site, pins: Manifest, folder: Path) -> dict[str, int]:
-    """Write features, ids, interests and candidates of a pin_features partition by pin id; returns the counts."""
+# Writing
+
+
+def write_pins(site: Site, pins: PinManifest | Manifest, folder: Path) -> dict[str, int]:
+    """Write the arrays of a pin_features partition to a new folder; return the numbers of pins and candidates."""
     folder.mkdir(parents=True)
     codes: dict[str, int] = {}
     dataset = open_dataset(pin_state(site).bucket_path(0), version=pins["versions"][0])
@@ -75,43 +96,31 @@ def write_pins(site: Site, pins: Manifest, folder: Path) -> dict[str, int]:
 
 
 def _number_words(words: pa.ChunkedArray, codes: dict[str, int]) -> np.ndarray:
-    """Each word's number in the order of first sight; `codes` grows by what is new."""
+    """Return the number of each word in the order of first appearance; new words are added to `codes`."""
     encoded = words.combine_chunks().dictionary_encode()
     number = np.array([codes.setdefault(word, len(codes)) for word in encoded.dictionary.to_pylist()], np.int32)
     return number[encoded.indices.to_numpy()]
 
 
-PACKS_KEPT = 3
-
-PIN_CHUNK = 16_384
+# Packs for inference
 
 
-# Pins
+def pack_pins(site: Site, pins: PinManifest | Manifest, progress: Progress) -> Path:
+    """Return the folder with the packed pins of a pin_features partition; pack them if this version is not there.
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PackedPins:
-    """Features by pin row, memory-mapped."""
-
-    ids: Path
-    feature: np.ndarray
-    feature_hash: np.ndarray
-
-
-def pack_pins(site: Site, pins: Manifest, progress: Callable[[str], None]) -> Path:
-    """The folder with the packed pins of a pin_features partition, made unless its version is there already."""
+    A pack is complete when the JSON file of its name exists; that file's time is the time of the last use.
+    """
     folder = pin_state(site).root / "packed"
-    name, partial = f"v{pins['versions'][0]}", site.workspace / "pin_features" / "packed" / ".packing"
+    name = f"v{pins['versions'][0]}"
     path, used = folder / name, folder / f"{name}.json"
     with exclusive(folder, "the packed pins"):
         if not used.exists():
             progress(f"packing the features of {pins['counts']['pins']:,} pins, pin_features {pins['ds']}")
-            remove_tree(partial)
-            partial.mkdir(parents=True)
-            write_pins(site, pins, partial / "pins")
-            _hash_features(partial / "pins")
-            place(partial / "pins", path)
-            remove_tree(partial)
+            for leftover in folder.glob(".v*.tmp"):  # of a run that was killed
+                remove_tree(leftover)
+            with write_folder(path) as partial:
+                write_pins(site, pins, partial)
+                _hash_features(partial)
         write_json(used, {"last_by": pins["ds"]})
         for old in sorted(folder.glob("v*.json"), key=lambda pack: pack.stat().st_mtime_ns)[:-PACKS_KEPT]:
             old.unlink()
@@ -122,12 +131,23 @@ def pack_pins(site: Site, pins: Manifest, progress: Callable[[str], None]) -> Pa
 def _hash_features(folder: Path) -> None:
     feature = np.load(folder / "feature.npy", mmap_mode="r")
     with closing(NpyFile(folder / "feature_hash.npy", np.int64)) as file:
-        for first in range(0, len(feature), PIN_CHUNK):
-            rows = np.ascontiguousarray(feature[first : first + PIN_CHUNK])
+        for first in range(0, len(feature), HASH_BATCH_ROWS):
+            rows = np.ascontiguousarray(feature[first : first + HASH_BATCH_ROWS])
             file.append(hash_slices(rows, np.arange(len(rows) + 1) * rows.strides[0]))
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackedPins:
+    """An opened pack; the arrays are memory-mapped and in the order of the pins' rows."""
+
+    ids: Path
+    """File for `lookup.find_pins`."""
+    feature: np.ndarray
+    feature_hash: np.ndarray
+
+
 def open_pins(path: Path) -> PackedPins:
+    """Open a pack; one in object storage is copied to this machine's cache first."""
     path = fetched(path)
     feature, feature_hash = (np.load(path / f"{name}.npy", mmap_mode="r") for name in ("feature", "feature_hash"))
     return PackedPins(ids=path / "pin_id.arrow", feature=feature, feature_hash=feature_hash)

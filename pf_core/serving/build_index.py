@@ -49,9 +49,10 @@ from pf_core.serving.index import (
     shard_path,
     used_shards,
 )
-from pf_core.storage.builds import MANIFEST, publish_build, start_build
-from pf_core.storage.files import link_or_copy, make_durable, remove_tree, write_json, written
+from pf_core.storage.builds import MANIFEST, building, publish_build
+from pf_core.storage.files import link_or_copy, make_durable, remove_tree, write_file, write_json
 from pf_core.storage.locks import exclusive
+from pf_core.storage.retention import keep_newest, refuse_expired
 
 JUDGED_AT = 10
 """Number of nearest pins by which the index is judged."""
@@ -64,12 +65,8 @@ REPORT_EVERY_S = 10.0
 def build_index_days(site: Site, days: Sequence[str], *, engine: Engine, progress: Progress) -> Iterator[IndexManifest]:
     """Build, judge and publish the indexes of ascending days; yields each manifest."""
     num_kept = site.serving.index.retention_days
-    first_kept = sorted({*index_days(site), *days})[-num_kept:][0]
-    if days[-1] < first_kept:
-        raise PipelineError(
-            f"pin_index {days[-1]} is older than the {num_kept} days that are kept (from {first_kept} on)",
-            "raise serving.index.retention_days in the site file to build it",
-        )
+    setting = "serving.index.retention_days"
+    refuse_expired("pin_index", days, existing=index_days(site), num_days=num_kept, setting=setting)
     with exclusive(index_root(site), "pin_index"):
         for ds in days:
             manifest = _build_day(site, ds, engine, progress)
@@ -98,8 +95,7 @@ def _build_day(site: Site, ds: str, engine: Engine, progress: Progress) -> Index
     linking = {"links": config.links, "ef_construction": config.ef_construction, "num_shards": config.num_shards}
     graph = digest_of({"pin_embeddings": pins["digest"], **linking})
     started = time.monotonic()
-    build = start_build(index_dir(site, ds))
-    try:
+    with building(index_dir(site, ds)) as build:
         pins_of_shard = _share_graph(site, build, graph, progress) or _write_graph(site, ds, build, engine, progress)
         linked: GraphManifest = {
             "ds": ds,
@@ -120,10 +116,7 @@ def _build_day(site: Site, ds: str, engine: Engine, progress: Progress) -> Index
         manifest: IndexManifest = {**linked, **judgement, "seconds": time.monotonic() - started}
         write_json(build / DESCRIPTION, manifest)
         make_durable(build)
-    except BaseException:
-        remove_tree(build)
-        raise
-    publish_build(build, dict(manifest))
+    publish_build(build, manifest)
     progress(
         f"pin_index {ds}: {manifest['counts']['pins']:,} pins, recall@{JUDGED_AT} {manifest['recall_at_10']:.4f} "
         f"at ef {manifest['ef']}, in {manifest['seconds']:.1f} s"
@@ -133,10 +126,9 @@ def _build_day(site: Site, ds: str, engine: Engine, progress: Progress) -> Index
 
 def _retain(site: Site, num_days: int) -> None:
     """Remove all but the newest days, and builds that were never published."""
-    kept = index_days(site)[-num_days:]
+    keep_newest([index_dir(site, ds) for ds in index_days(site)], num_days, description=MANIFEST)
     for partition in index_root(site).glob("????-??-??"):
-        if partition.name not in kept:
-            (partition / MANIFEST).unlink(missing_ok=True)
+        if not (partition / MANIFEST).exists():
             remove_tree(partition)
 
 
@@ -222,7 +214,7 @@ def _link_shard(task: _ShardTask) -> None:
         graph.add_items(vector_CD, first + mine)
         first += batch.num_rows
         throttle(rate)
-    with written(task.path) as path:
+    with write_file(task.path) as path:
         graph.save_index(str(path))
 
 
@@ -230,7 +222,7 @@ def _write_pins(dataset: lance.LanceDataset, path: Path, num_shards: int) -> np.
     """Write ids and interests; returns the shard of each pin."""
     schema = pa.schema([dataset.schema.field(name) for name in ("pin_id", "interest")])
     shards = []
-    with written(path) as local, pa.ipc.new_file(local, schema) as writer:
+    with write_file(path) as local, pa.ipc.new_file(local, schema) as writer:
         for batch in dataset.to_batches(columns=schema.names, batch_size=CHUNK_ROWS):
             writer.write_batch(batch)
             shards.append(bucket_of(batch["pin_id"], num_shards))

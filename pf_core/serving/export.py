@@ -26,14 +26,14 @@ def export_embeddings(
     ds = ds or next(reversed(state.days()), None)
     if ds is None:
         raise PipelineError(f"{state.asset} has no day yet")
-    state.require(ds)
+    day = state.open_day(ds)
     partial = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     shutil.rmtree(partial, ignore_errors=True)
     num_rows = 0
     try:
         partial.mkdir(parents=True)
-        for bucket in range(state.num_buckets):
-            reader = state.open_bucket(ds, bucket).scanner(batch_size=BATCH_ROWS).to_reader()
+        for bucket, dataset in enumerate(day.buckets()):
+            reader = dataset.scanner(batch_size=BATCH_ROWS).to_reader()
             with pq.ParquetWriter(partial / f"part-{bucket:05d}.parquet", reader.schema, compression="lz4") as writer:
                 for batch in reader:
                     writer.write_table(pa.Table.from_batches([batch]))

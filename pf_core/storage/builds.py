@@ -1,23 +1,37 @@
-"""Publishing a partition so that a reader sees the old one or the new one, never half.
+"""Publish a partition so that readers see the old one or the new one, never a mixture.
 
 A partition is a folder with numbered builds and one `manifest.json`. A build is filled under its own number;
 the manifest that names it is written last, under a temporary name, and renamed over the old one: that rename
-is the publication. A crash leaves at worst an unnamed build, which the next publication sweeps away.
-In object storage, where a write is atomic by itself, builds have names that are never given twice, and leases stand for
+is the publication. A crash leaves at worst a build that no manifest names, which the next publication removes.
+In object storage, where a write is atomic by itself, builds get names that are never used twice, and leases replace
 locks.
 """
 
+import contextlib
 import secrets
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pf_core.storage.files import is_remote, remove_tree, write_json
+from pf_core.storage.files import is_remote, read_json, remove_tree, write_json
 
 MANIFEST = "manifest.json"
 
 
+@contextlib.contextmanager
+def building(partition: Path) -> Iterator[Path]:
+    """Yield a new build folder; remove it if the block fails before `publish_build` has published it."""
+    build = start_build(partition)
+    try:
+        yield build
+    except BaseException:
+        if not _is_published(build):
+            remove_tree(build)
+        raise
+
+
 def start_build(partition: Path) -> Path:
-    """A new, empty build folder; two writers never get the same one."""
+    """Return a new, empty build folder; two writers never get the same one."""
     number = max((_number(path) for path in partition.glob("build-*")), default=0)
     if is_remote(partition):  # where folders are only names
         return partition / f"build-{number + 1:06d}-{secrets.token_hex(4)}"
@@ -36,8 +50,13 @@ def _number(build: Path) -> int:
     return int(build.name.split("-")[1])
 
 
-def publish_build(build: Path, manifest: dict[str, Any]) -> None:
-    """Name `build` in its partition's manifest, then remove the builds that came before it."""
+def _is_published(build: Path) -> bool:
+    manifest = build.parent / MANIFEST
+    return manifest.exists() and read_json(manifest)["build"] == build.name
+
+
+def publish_build(build: Path, manifest: Mapping[str, Any]) -> None:
+    """Name `build` in its partition's manifest, then remove the builds before it."""
     partition = build.parent
     write_json(partition / MANIFEST, {**manifest, "build": build.name})
     for other in partition.glob("build-*"):

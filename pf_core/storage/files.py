@@ -1,10 +1,10 @@
-"""Paths on this machine's disk, and in object storage (s3://bucket/folder), under the same verbs.
+"""Read and write files on this machine's disk and in object storage (s3://bucket/folder) with the same functions.
 
-A path that `path_of` gives is a pathlib.Path, or universal_pathlib's stand-in for one, which reads, writes, lists and
-removes alike. What an object store cannot do is here: nothing can be renamed, appended to, mapped or locked there. So
-files are written aside and uploaded whole; folders are uploaded, their JSON files last, because these describe the
-others; and who needs a file in memory or on disk has a copy of it in this machine's cache, known by what it holds.
-Credentials, region and endpoint come from AWS' own chain (environment, profile, instance).
+`path_of` returns a pathlib.Path, or universal_pathlib's equivalent of one, which reads, writes, lists and removes the
+same way. An object store cannot rename, append, memory-map or lock, so the functions here do what it needs instead:
+files are written aside and uploaded whole; folders are uploaded with their JSON files last, because these describe the
+others; and a file that must be on disk is copied into this machine's cache (`cache.py`). Credentials, region and
+endpoint come from AWS' own chain (environment, profile, instance).
 """
 
 import contextlib
@@ -29,35 +29,38 @@ SCHEME = "s3://"
 
 
 def path_of(text: str) -> Path:
-    """What a site file names."""
+    """Return the path that a site file names: a local one, or one in object storage."""
     if "://" not in text:
         return Path(text)
     if not text.startswith(SCHEME):
-        raise PipelineError(f"{text}: of object stores, {SCHEME}… is known (S3, and what speaks its protocol)")
+        raise PipelineError(
+            f"{text}: unknown object store", f"use {SCHEME}…, the only kind known (S3, and servers with its protocol)"
+        )
     if importlib.util.find_spec("s3fs") is None:
-        raise PipelineError(f"{text} needs s3fs: pip install 'pinnerformer[s3]'")
-    return cast("Path", UPath(text, use_listings_cache=False))  # other machines write there, too
+        raise PipelineError(f"{text} needs s3fs", "install it with: pip install 'pinnerformer[s3]'")
+    return cast("Path", UPath(text, use_listings_cache=False))  # other machines write there too
 
 
 def is_remote(path: Path) -> bool:
+    """Whether a path is in object storage."""
     return not isinstance(path, Path)
 
 
 def object_store(path: Path) -> tuple[Any, str]:
-    """The file system of a remote path, and the path's name there."""
+    """Return the file system of a remote path, and the path's name in it."""
     remote = cast("UPath", path)
     return remote.fs, remote.path
 
 
 def local_dir() -> Path:
-    """Where this machine works and keeps copies, if what it works on is in object storage."""
+    """Folder of temporary files and of the cache, for sites in object storage; PF_LOCAL_DIR changes it."""
     chosen = os.environ.get("PF_LOCAL_DIR")
     return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pinnerformer"
 
 
 @contextlib.contextmanager
 def reaching(path: Path) -> Iterator[None]:
-    """What an object store answers instead, in a sentence; never with the credentials that it did not like."""
+    """Turn errors of the object store into PipelineErrors, whose text never contains the credentials."""
     if not is_remote(path):
         yield
         return
@@ -71,124 +74,106 @@ def reaching(path: Path) -> Iterator[None]:
         raise
     except PermissionError as error:
         raise PipelineError(
-            f"{path} may not be reached: the credentials in AWS' chain (AWS_ACCESS_KEY_ID, AWS_PROFILE, the "
-            "instance's role) are wrong, or do not allow it"
+            f"{path}: access denied by the credentials in AWS' chain (AWS_ACCESS_KEY_ID, AWS_PROFILE, the instance's "
+            "role)"
         ) from error
     except (BotoCoreError, ClientError, ConnectionError, TimeoutError) as error:
         raise PipelineError(
-            f"{path} cannot be reached ({type(error).__name__}): see AWS_ENDPOINT_URL, AWS_REGION, the credentials "
-            "and the network; then re-run"
+            f"{path} cannot be reached ({type(error).__name__})",
+            "check AWS_ENDPOINT_URL, AWS_REGION, the credentials and the network, then re-run",
         ) from error
 
 
-# Files
+# Writing
 
 
 @contextlib.contextmanager
-def written(path: Path) -> Iterator[Path]:
-    """A place on this machine to write a file to, which is at `path` afterwards, if all went well."""
-    if not is_remote(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield path
-        return
-    with scratch_dir("upload") as folder:
-        yield folder / path.name
-        upload(folder / path.name, path)
+def write_file(path: Path) -> Iterator[Path]:
+    """Yield a path on this machine to write to; the file appears at `path` when the block ends without an error.
 
-
-@contextlib.contextmanager
-def replaced(path: Path) -> Iterator[Path]:
-    """The same, where somebody may read what is there until then."""
+    Readers see the old file until then. On disk the new one is written beside it and renamed, in object storage it is
+    uploaded.
+    """
     if is_remote(path):
-        with written(path) as local:
-            yield local
+        with scratch_dir("upload") as folder:
+            yield folder / path.name
+            upload(folder / path.name, path)
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    yield temporary
-    os.replace(temporary, path)
-
-
-def upload(source: Path, target: Path) -> None:
-    """A file, or all files of a folder, those that describe the others (JSON) last."""
-    store, name = object_store(target)
-    if source.is_file():
-        files = {source: name}
-    else:
-        found = sorted((file for file in source.rglob("*") if file.is_file()), key=lambda file: file.suffix == ".json")
-        files = {file: f"{name}/{file.relative_to(source).as_posix()}" for file in found}
-    with reaching(target):
-        for file, key in files.items():
-            store.put_file(str(file), key)
-
-
-@contextlib.contextmanager
-def placed(target: Path) -> Iterator[Path]:
-    """A new folder of this machine, which is at `target` afterwards, if all went well."""
-    if is_remote(target):
-        with scratch_dir("folder") as folder:
-            yield folder
-            remove_tree(target)
-            upload(folder, target)
-        return
-    partial = target.with_name(f".{target.name}.tmp")
-    remove_tree(partial)
-    partial.mkdir(parents=True)
-    yield partial
-    place(partial, target)
-
-
-@contextlib.contextmanager
-def placed_once(target: Path) -> Iterator[Path]:
-    """The same for one of several attempts at a folder, which all make the same: the first to be whole stays."""
-    if is_remote(target):
-        with scratch_dir("folder") as folder:
-            yield folder
-            upload(folder, target)
-        return
-    attempt = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
-    attempt.mkdir()
-    yield attempt
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        attempt.rename(target)
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file at once: readers see the old text or the new one. The new one is durable before it appears."""
+    if is_remote(path):
+        with reaching(path):
+            path.write_text(text)
+        return
+    with write_file(path) as temporary:
+        temporary.write_text(text)
+        sync(temporary)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file at once, as `write_text` does."""
+    write_text(path, json.dumps(value, indent=1, sort_keys=True))
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append to a small file that has one writer; in object storage the whole object is rewritten."""
+    if is_remote(path):
+        with reaching(path):
+            path.write_text((path.read_text() if path.exists() else "") + text)
+    else:
+        with path.open("a") as file:
+            file.write(text)
+
+
+@contextlib.contextmanager
+def write_folder(target: Path, *, keep_first: bool = False) -> Iterator[Path]:
+    """Yield a new folder on this machine to fill; it becomes `target` when the block ends without an error.
+
+    It replaces an older folder. With `keep_first`, several attempts may write the same folder at once: the first one
+    that is complete stays, and later ones are dropped.
+    """
+    if is_remote(target):
+        with scratch_dir("folder") as folder:
+            yield folder
+            if not keep_first:
+                remove_tree(target)
+            upload(folder, target)
+        return
+    # One writer reuses its name, so that what a killed run left is removed here; attempts at once need one each.
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp" if keep_first else f".{target.name}.tmp")
+    remove_tree(partial)
+    # An attempt whose run has ended must not bring back the folder that the run has removed.
+    partial.mkdir(parents=not keep_first)
+    try:
+        yield partial
+        if keep_first:
+            _rename_unless_present(partial, target)
+        else:
+            remove_tree(target)
+            os.replace(partial, target)
+    finally:
+        remove_tree(partial)
+
+
+def _rename_unless_present(folder: Path, target: Path) -> None:
+    try:
+        folder.rename(target)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        remove_tree(attempt)
-
-
-def place(folder: Path, target: Path) -> None:
-    """A folder of this machine becomes `target`, instead of what was there."""
-    if is_remote(target):
-        remove_tree(target)
-        upload(folder, target)
-        remove_tree(folder)
-    else:
-        remove_tree(target)
-        os.replace(folder, target)
-
-
-def copy_tree(source: Path, target: Path) -> None:
-    """By hard links where the disk has them, by the object store itself if both are there (JSON files last)."""
-    if not is_remote(source):
-        shutil.copytree(source, target, copy_function=_link_or_copy)
-        return
-    store, name = object_store(source)
-    with reaching(source):
-        for key in sorted(store.find(name), key=lambda key: key.endswith(".json")):
-            store.copy(key, f"{object_store(target)[1]}{key.removeprefix(name)}")
-
-
-def rename_folder(source: Path, target: Path) -> None:
-    """At once on disk; in an object store, what is there afterwards is whole when its JSON files are there."""
-    if is_remote(source):
-        copy_tree(source, target)
-        remove_tree(source)
-    else:
-        source.rename(target)
 
 
 def write_if_unchanged(path: Path, text: str, stamp: str | None) -> bool:
-    """Write an object if it is still the one that had this stamp (None: if there is none); whether it was."""
+    """Write an object if its ETag is still `stamp` (None: if there is no object); return whether it was written."""
     store, name = object_store(path)
     bucket, _, key = name.partition("/")
     condition = {"IfNoneMatch": "*"} if stamp is None else {"IfMatch": stamp}
@@ -203,12 +188,48 @@ def write_if_unchanged(path: Path, text: str, stamp: str | None) -> bool:
 
 
 def is_refused(error: Exception) -> bool:
-    """By an object store: a condition did not hold, or another conditional write was under way."""
+    """Whether an object store refused a conditional write: the condition failed, or another write was under way."""
     return isinstance(error, FileExistsError) or "pre-condition" in str(error) or "conditional request" in str(error)
 
 
+# Copying, moving and removing
+
+
+def upload(source: Path, target: Path) -> None:
+    """Upload a file, or all files of a folder; JSON files last, because they describe the others."""
+    store, name = object_store(target)
+    if source.is_file():
+        files = {source: name}
+    else:
+        found = sorted((file for file in source.rglob("*") if file.is_file()), key=lambda file: file.suffix == ".json")
+        files = {file: f"{name}/{file.relative_to(source).as_posix()}" for file in found}
+    with reaching(target):
+        for file, key in files.items():
+            store.put_file(str(file), key)
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy a folder: on disk by hard links where possible, in object storage by the store itself (JSON files last)."""
+    if not is_remote(source):
+        shutil.copytree(source, target, copy_function=_link_or_copy)
+        return
+    store, name = object_store(source)
+    with reaching(source):
+        for key in sorted(store.find(name), key=lambda key: key.endswith(".json")):
+            store.copy(key, f"{object_store(target)[1]}{key.removeprefix(name)}")
+
+
+def rename_folder(source: Path, target: Path) -> None:
+    """Rename a folder: at once on disk; in object storage `target` is complete when its JSON files are there."""
+    if is_remote(source):
+        copy_tree(source, target)
+        remove_tree(source)
+    else:
+        source.rename(target)
+
+
 def link_or_copy(source: Path, target: Path) -> None:
-    """The same file under a second name; a copy where the file system has no hard links."""
+    """Give a file a second name by a hard link; copy it where the file system has no hard links."""
     if is_remote(source):
         store, name = object_store(source)
         with reaching(source):
@@ -225,7 +246,7 @@ def _link_or_copy(source: str, target: str) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """With all that is in it, if it is there."""
+    """Remove a folder and everything in it; do nothing if there is no such folder."""
     if not is_remote(folder):
         shutil.rmtree(folder, ignore_errors=True)
         return
@@ -235,13 +256,13 @@ def remove_tree(folder: Path) -> None:
 
 
 def list_folder(folder: Path) -> list[Path]:
-    """What is in it, by name; nothing, if it is not there."""
+    """Paths of the entries of a folder, sorted by name; empty if there is no such folder."""
     with reaching(folder):
         return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def make_durable(folder: Path) -> None:
-    """All files of a folder of this machine, and their names; an object store answers when what it has is durable."""
+    """Make all files of a local folder durable, and their names; in object storage every write already is."""
     if is_remote(folder):
         return
     for path in (*folder.rglob("*"), folder):
@@ -249,7 +270,7 @@ def make_durable(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make a file durable, or the names in a folder."""
+    """Flush a file to disk, or the names of the entries of a folder; do nothing in object storage."""
     if is_remote(path):
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -261,40 +282,44 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def scratch_dir(what: str) -> Iterator[Path]:
-    """A folder on this machine, gone afterwards."""
+    """Yield a new folder on this machine, which is removed at the end."""
     root = local_dir() / "tmp"
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{what}-", dir=root) as folder:
         yield Path(folder)
 
 
+# Reading
+
+
 def read_parquet(path: Path, **arguments: Any) -> pa.Table:
+    """Read a Parquet file; a missing or damaged one is a PipelineError."""
     try:
         if not is_remote(path):
             return pq.read_table(path, **arguments)
         with reaching(path), path.open("rb") as file:
             return pq.read_table(file, **arguments)
     except (pa.ArrowInvalid, OSError) as error:
-        raise PipelineError(f"{path} is missing or damaged ({error}): make its partition anew") from error
+        raise PipelineError(f"{path} is missing or damaged ({error})", "rebuild its partition") from error
 
 
 @contextlib.contextmanager
 def open_arrow(path: Path) -> Iterator[pa.ipc.RecordBatchFileReader]:
-    """An Arrow IPC file, of which only what is asked for is read."""
+    """Open an Arrow IPC file; only the record batches that are used are read."""
     with contextlib.ExitStack() as stack:
         source = pa.PythonFile(stack.enter_context(path.open("rb")), "r") if is_remote(path) else path
         yield stack.enter_context(pa.ipc.open_file(source))
 
 
 def stamp_of(path: Path) -> list[Any]:
-    """What shows that a file has changed, without reading it."""
+    """Path, size and time (or ETag) of a file: they change when the file does."""
     status = path.stat()
     changed = plain_etag(status.as_info()) if is_remote(path) else status.st_mtime_ns  # type: ignore[attr-defined]
     return [str(path), status.st_size, changed]
 
 
 def etag_of(path: Path) -> str | None:
-    """Of an object; None if there is none."""
+    """ETag of an object; None if there is no such object."""
     store, name = object_store(path)
     with reaching(path):
         try:
@@ -304,47 +329,14 @@ def etag_of(path: Path) -> str | None:
 
 
 def plain_etag(info: dict[str, Any]) -> str:
+    """ETag in an object's information, without its quotes."""
     return str(info["ETag"]).strip('"')
 
 
-def append_text(path: Path, text: str) -> None:
-    """To a small file, whose writer is alone; an object is written anew."""
-    if is_remote(path):
-        with reaching(path):
-            path.write_text((path.read_text() if path.exists() else "") + text)
-    else:
-        with path.open("a") as file:
-            file.write(text)
-
-
-def replace_text(path: Path, text: str) -> None:
-    """At once: who reads meanwhile sees what was there before, or this."""
-    if is_remote(path):
-        with reaching(path):
-            path.write_text(text)
-    else:
-        with replaced(path) as temporary:
-            temporary.write_text(text)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write under a temporary name, make it durable, rename."""
-    if is_remote(path):
-        with reaching(path):
-            path.write_text(json.dumps(value, indent=1, sort_keys=True))
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w") as file:
-        json.dump(value, file, indent=1, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
 def read_json(path: Path) -> Any:
+    """Read a JSON file; a damaged one is a PipelineError."""
     try:
         with reaching(path):
             return json.loads(path.read_text())
     except json.JSONDecodeError as error:
-        raise PipelineError(f"{path} is damaged ({error}); re-run the partition that writes it") from error
+        raise PipelineError(f"{path} is damaged ({error})", "re-run the partition that writes it") from error

@@ -124,8 +124,8 @@ def read_bucket(
 
     With `user_ids`, only those of these users; with `newest`, no more than so many of a user's actions.
     """
-    state = timeline_state(site)
-    settings = state.require(ds)["settings"]
+    day = timeline_state(site).open_day(ds)
+    settings = day.manifest["settings"]
     if settings.get("stored_as") != STORED_AS:
         raise PipelineError(
             f"user_timelines {ds} was stored by an older version. Build it from the logs: {_command(ds, rebuild=True)}"
@@ -133,7 +133,7 @@ def read_bucket(
     since_us = ds_start_us(shift_ds(ds, 1 - settings["window_days"]))
     kept = settings["max_actions"] if newest is None else min(newest, settings["max_actions"])
     bounds = Bounds(since_us, kept)
-    dataset = state.open_bucket(ds, bucket)
+    dataset = day.open_bucket(bucket)
     pieces = read_pieces(dataset, of=user_ids)
     pieces = pieces.where(~is_outdated(pieces, bounds))
     rows = read_rows(dataset, pieces, ["user_id", *dict.fromkeys((*columns, "ts"))])

@@ -26,7 +26,7 @@ from pf_core.pins.lookup import find_pins
 from pf_core.schemas import TIMELINE_LISTS, id_arrow_type
 from pf_core.storage.arrays import NpyFile, read_arrow
 from pf_core.storage.cache import fetched
-from pf_core.storage.files import remove_tree, written
+from pf_core.storage.files import remove_tree, write_file
 from pf_core.timelines.arrays import encode_words
 from pf_core.timelines.build import read_bucket
 
@@ -95,7 +95,7 @@ def _pack_bucket(task: _BucketTask) -> dict[str, Any]:
     users = timelines.select(["user_id"]).append_column("is_held_out", pa.array(held_out))
     trains = actions.filter(pa.array(~held_out[actions["user"].to_numpy()]))
     for name, table in (("users", users), ("actions", actions)):
-        with written(task.part / f"{name}.arrow") as path, pa.ipc.new_file(path, table.schema) as writer:
+        with write_file(task.part / f"{name}.arrow") as path, pa.ipc.new_file(path, table.schema) as writer:
             writer.write_table(table)
     return {
         "users": users.num_rows,

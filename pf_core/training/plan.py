@@ -17,7 +17,7 @@ import pf_core
 from pf_core.config.site import Site
 from pf_core.config.training import Preset, TrainConfig, choose
 from pf_core.storage.builds import MANIFEST
-from pf_core.storage.files import read_json
+from pf_core.storage.files import read_json, write_json
 from pf_core.training.training_set import DESCRIPTION, latest_training_set
 
 Measurement = dict[str, float]
@@ -80,6 +80,20 @@ def models_dir(site: Site) -> Path:
 def current_model(site: Site) -> dict[str, Any] | None:
     path = models_dir(site) / MANIFEST
     return read_json(path) if path.exists() else None
+
+
+def write_current_model(site: Site, plan: PlannedModel, *, mlflow: dict[str, Any]) -> dict[str, Any]:
+    """Make a trained model the current one and return its manifest; `mlflow` names its run and registry version."""
+    manifest = {
+        "model_version": plan.model_version,
+        "cut_ds": plan.manifest["cut_ds"],
+        "training_set": plan.manifest["fingerprint"],
+        "config": plan.config.model_dump(mode="json"),
+        "result": read_json(plan.run_dir / "result.json"),
+        "mlflow": mlflow,
+    }
+    write_json(models_dir(site) / MANIFEST, manifest)
+    return manifest
 
 
 def read_history(run_dir: Path) -> list[Measurement]:

@@ -24,7 +24,7 @@ from pf_core.config.training import OptimizerConfig, TrainConfig
 from pf_core.errors import PipelineError
 from pf_core.model.checkpoint import load_newest, save_checkpoint, save_model
 from pf_core.model.towers import PinnerFormer
-from pf_core.storage.files import append_text, read_json, replace_text, write_json
+from pf_core.storage.files import append_text, read_json, write_json, write_text
 from pf_core.training.batches import Batch, open_batches
 from pf_core.training.loss import Pairs, RetrievalLoss
 from pf_core.training.ranks import Rank, gather_counts, join_ranks, sum_over_ranks
@@ -333,4 +333,4 @@ def _forget_after(history: Path, step: int) -> None:
     """Drop what an interrupted run measured beyond the checkpoint: it will be measured again."""
     lines = history.read_text().splitlines(keepends=True) if history.is_file() else []
     kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-    replace_text(history, "".join(kept))
+    write_text(history, "".join(kept))

@@ -28,9 +28,9 @@ from pf_core.engine.daily_state import Manifest
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.pins.features import pin_state
 from pf_core.pins.packed import write_pins
-from pf_core.storage.builds import MANIFEST, publish_build, start_build
+from pf_core.storage.builds import MANIFEST, building, publish_build
 from pf_core.storage.cache import fetched
-from pf_core.storage.files import is_remote, place, read_json, remove_tree, upload, write_json
+from pf_core.storage.files import is_remote, read_json, remove_tree, upload, write_json
 from pf_core.storage.locks import exclusive
 from pf_core.timelines.arrays import Timelines
 from pf_core.timelines.build import timeline_state
@@ -157,13 +157,9 @@ def build_training_set(site: Site, *, cut_ds: str | None, engine: Engine, progre
         raise PipelineError(f"the cut {cut_ds} is before the site's start {site.start_ds}: choose a later cut_ds")
     folder = _partition_dir(site)
     with exclusive(folder, "training_set"):
-        build = start_build(folder)
-        try:
+        with building(folder) as build:
             manifest = _fill(build, site, cut_ds, engine, progress) | {"build": build.name}
             write_json(build / DESCRIPTION, manifest)
-        except BaseException:
-            remove_tree(build)
-            raise
         publish_build(build, manifest)
     train, held_out = manifest["counts"]["train"], manifest["counts"]["held_out"]
     progress(
@@ -200,7 +196,8 @@ def _fill(build: Path, site: Site, cut_ds: str, engine: Engine, progress: Callab
     _refuse_if_useless(site, cut_ds, counts, vocabularies)
     cut_us, files = ds_start_us(shift_ds(cut_ds, 1)), _digests(target)
     if is_remote(build):
-        place(target, build)
+        upload(target, build)
+        remove_tree(target)
     content = json.dumps([files, vocabularies, cut_us], sort_keys=True)
     return {
         "cut_ds": cut_ds,

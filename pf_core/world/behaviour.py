@@ -1,4 +1,4 @@
-"""The engagement model: a pin is shown to a user in a session; what does she do, and for how long?
+"""The engagement model: what a user does with a pin that is shown in a session, and for how long.
 
 A multinomial logit over (nothing, *ACTION_TYPES), where nothing has utility 0 and action a has
 
@@ -6,9 +6,9 @@ A multinomial logit over (nothing, *ACTION_TYPES), where nothing has utility 0 a
         + match(p, intent) · match[a] + sqrt(affinity(p, u, t)) · affinity[a] + taste(u) · style(p) · taste[a]
 
 match is 1 within the sub-topic of the session's intent, less within its topic and category; affinity is the
-expected match over all that is on the user's mind. Durations are log-normal with a mean that rises with the
-match, the taste and the trait that the action feeds on. The tables below are the whole model: simulation
-and `World.engagement` read the same ones.
+expected match over all current interests of the user. Durations are log-normal with a mean that rises with the
+match, the taste and the trait that matters for the action. The tables below are the whole model: simulation
+and `World.engagement` use the same ones.
 """
 
 import math
@@ -92,7 +92,7 @@ _LOG_DURATION_SIGMA = _table([[0.7, 1.0, 1.0, 0.6, 0.6, 0.6, 0.8]])[0]
 
 
 def match(lineage: NDArray[Any], intent: NDArray[Any]) -> Floats:
-    """How close two sub-topics (as `Taxonomy.lineage`) are in the hierarchy, from 0 to 1."""
+    """Return how close two sub-topics (as `Taxonomy.lineage`) are in the hierarchy, from 0 to 1."""
     differ = lineage ^ intent
     return (
         (differ < 1 << 2 * LEVEL_BITS) * np.float32(SAME_CATEGORY_MATCH)
@@ -102,7 +102,7 @@ def match(lineage: NDArray[Any], intent: NDArray[Any]) -> Floats:
 
 
 def affinity(lineage: NDArray[Any], interests: NDArray[Any], share: Floats) -> Floats:
-    """Square root of the expected match over the interests [row, k] on a user's mind."""
+    """Return the square root of the expected match over a user's current interests [row, k]."""
     expected = dot_rows(match(lineage[:, None], interests), share)
     return np.sqrt(np.minimum(expected, np.float32(1.0)))
 
@@ -112,14 +112,14 @@ def dot_rows(left: Floats, right: Floats) -> Floats:
 
 
 def pin_utilities(traits: Floats) -> Floats:
-    """The part of the utilities [pin, action] that holds whoever looks."""
+    """Return the part of the utilities [pin, action] that is the same for all users."""
     return (_BASE + traits @ _TRAIT).astype(np.float32)
 
 
 def odds(
     of_pin: Floats, propensity: Floats, surface: NDArray[Any], matched: Floats, liked: Floats, taste: Floats
 ) -> Floats:
-    """exp(utility) [row, action]; `odds / (1 + odds.sum())` are the probabilities."""
+    """Return exp(utility) [row, action]; `odds / (1 + odds.sum())` are the probabilities."""
     utility = of_pin + propensity
     utility += np.take(_SURFACE, surface, axis=0)
     utility += matched[:, None] * _MATCH
@@ -129,7 +129,7 @@ def odds(
 
 
 def choose_actions(action_odds: Floats, uniform: Doubles) -> Ints:
-    """An index into ACTION_TYPES for each row, or -1 for nothing."""
+    """Return an index into ACTION_TYPES for each row, or -1 for no action."""
     total = np.add.reduce(action_odds.T.copy(), axis=0)
     threshold = uniform * (1.0 + total)
     action = np.full(len(action_odds), -1, dtype=np.int64)
@@ -141,7 +141,7 @@ def choose_actions(action_odds: Floats, uniform: Doubles) -> Ints:
 
 
 def log_duration(action: Ints, traits: Floats, matched: Floats, taste: Floats) -> Floats:
-    """The mean of the log of the duration in seconds."""
+    """Return the mean of the log of the duration in seconds."""
     return np.asarray(
         _LOG_DURATION[action]
         + _LOG_DURATION_MATCH[action] * matched
@@ -151,20 +151,20 @@ def log_duration(action: Ints, traits: Floats, matched: Floats, taste: Floats) -
 
 
 def draw_durations(action: Ints, mean_log: Floats, normal: Doubles) -> Doubles:
-    """Seconds. A short click is by definition one that ends within LONG_S."""
+    """Return durations in seconds. A short click ends within LONG_S by definition."""
     duration = np.exp(mean_log + _LOG_DURATION_SIGMA[action] * normal)
     limit = np.where(action == SHORT_CLICK, LONG_S - 0.1, MAX_DURATION_S)
     return np.clip(duration, MIN_DURATION_S, limit)
 
 
 def long_probability(action: int, mean_log: Floats) -> Doubles:
-    """P(duration > LONG_S), for closeups and clicks."""
+    """Return P(duration > LONG_S), for closeups and clicks."""
     z = (mean_log - math.log(LONG_S)) / float(_LOG_DURATION_SIGMA[action])
     return 0.5 * (1 + _erf(z / math.sqrt(2)))
 
 
 def _erf(x: NDArray[Any]) -> Doubles:
-    """Abramowitz and Stegun 7.1.26: the absolute error is below 1.5e-7."""
+    """Error function, by Abramowitz and Stegun 7.1.26: the absolute error is below 1.5e-7."""
     t = 1 / (1 + 0.3275911 * np.abs(x))
     poly = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
     return np.asarray(np.sign(x) * (1 - poly * np.exp(-x * x)), dtype=np.float64)

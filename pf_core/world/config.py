@@ -1,7 +1,7 @@
-"""What shapes a world. Two equal configurations give the same bytes; `fingerprint` says whether they are equal.
+"""Configuration of a world. Equal configurations give the same bytes, and have the same `fingerprint`.
 
-The constants of human behaviour (what a match is worth, how long a click lasts) are not here: they are the
-engagement model, and stand in `behaviour.py`.
+The constants of human behaviour (what a match is worth, how long a click lasts) are in `behaviour.py`: they are
+the engagement model.
 """
 
 import hashlib
@@ -11,18 +11,18 @@ from datetime import date, timedelta
 from typing import Any
 
 GENERATOR_VERSION = 1
-"""Raised whenever the same configuration would give other bytes: part of the fingerprint."""
+"""Part of the fingerprint: raise it with every change that gives other bytes for the same configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContentConfig:
-    """The expected norm of each part of a pin's content vector, before the whole is normalised.
+    """The expected norm of each part of a pin's content vector, before the whole vector is normalised.
 
-    A real content vector is about far more than what people engage with. `nuisance` is variance of low rank
+    A real content vector describes far more than what people engage with. `nuisance` is variance of low rank
     (photographic look, text overlay) that no user cares about, `noise` is isotropic; together they outweigh
     the three levels of interest, so that the nearest pins of a pin are not simply those of its sub-topic.
-    `traits` is small: PinSage aggregates engagement, so that a pin's appeal, link richness, saveability and
-    pull on the eye can be read off its vector.
+    `traits` is small: PinSage aggregates engagement, so a pin's vector shows a little of its appeal, link
+    richness, saveability and gaze.
     """
 
     dim: int = 64
@@ -49,11 +49,11 @@ class ContentConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DirtConfig:
-    """How often the log is wrong, as shares of the true rows.
+class DefectConfig:
+    """Rates of the log's defects, as shares of the true rows.
 
-    Dirt adds rows (duplicates, unknown events, malformed rows), blanks a dwell time or delays a whole session
-    (a phone that was offline). It never alters or loses a true row, so that a perfect reader could undo it.
+    Defects add rows (duplicates, unknown events, malformed rows), remove a dwell time or delay a whole session
+    (a phone that was offline). They never change or lose a true row, so that a perfect reader could undo them.
     """
 
     duplicate: float = 0.005
@@ -66,11 +66,13 @@ class DirtConfig:
     def __post_init__(self) -> None:
         for f in fields(self):
             if not 0 <= getattr(self, f.name) <= 0.5:
-                raise ValueError(f"dirt rate {f.name} must be between 0 and 0.5, not {getattr(self, f.name)}")
+                raise ValueError(f"defect rate {f.name} must be between 0 and 0.5, not {getattr(self, f.name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorldConfig:
+    """Everything that decides a world; `seed` chooses one of the worlds with these properties."""
+
     num_users: int
     num_pins: int
     num_days: int
@@ -95,7 +97,7 @@ class WorldConfig:
 
     users_per_chunk: int = 8192
     content: ContentConfig = field(default_factory=ContentConfig)
-    dirt: DirtConfig = field(default_factory=DirtConfig)
+    dirt: DefectConfig = field(default_factory=DefectConfig)  # the name is part of the fingerprint and of world.json
 
     def __post_init__(self) -> None:
         date.fromisoformat(self.start_ds)
@@ -136,10 +138,11 @@ class WorldConfig:
 
     @property
     def start_s(self) -> int:
-        """The world's first midnight, in epoch seconds."""
+        """Start of the first day, in epoch seconds."""
         return (date.fromisoformat(self.start_ds) - date(1970, 1, 1)).days * 86_400
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the configuration as in world.json."""
         return asdict(self)
 
     @classmethod
@@ -148,17 +151,18 @@ class WorldConfig:
             **{
                 **values,
                 "content": ContentConfig(**values.get("content", {})),
-                "dirt": DirtConfig(**values.get("dirt", {})),
+                "dirt": DefectConfig(**values.get("dirt", {})),
             }
         )
 
     def fingerprint(self) -> str:
+        """Return a hash of the configuration and of the generator's version."""
         canonical = json.dumps({"version": GENERATOR_VERSION, **self.to_dict()}, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def tiny(*, seed: int = 0, num_users: int = 400, num_days: int = 21) -> WorldConfig:
-    """For tests: a few topics, seconds to write."""
+    """A world for tests: a few topics, written in seconds."""
     return WorldConfig(
         seed=seed,
         num_users=num_users,
@@ -174,18 +178,18 @@ def tiny(*, seed: int = 0, num_users: int = 400, num_days: int = 21) -> WorldCon
 
 
 def demo(*, seed: int = 0) -> WorldConfig:
-    """Fits a laptop: about 3 million actions of 10,000 users in 90 days."""
+    """The demo's world, which fits a laptop: about 3 million actions of 10,000 users in 90 days."""
     return WorldConfig(seed=seed, num_users=10_000, num_pins=50_000, num_days=90, users_per_chunk=5_000)
 
 
 def experiments(*, seed: int = 11) -> WorldConfig:
-    """The demo with three times its users and four times its pins, for narrower intervals.
+    """The demo's world with three times its users and four times its pins, for narrower confidence intervals.
 
-    Its seed is none that anything was tuned on.
+    Nothing was tuned on its seed.
     """
     return WorldConfig(seed=seed, num_users=30_000, num_pins=200_000, num_days=90, users_per_chunk=5_000)
 
 
 def large(*, num_users: int, num_days: int, num_pins: int = 1_000_000, seed: int = 0) -> WorldConfig:
-    """As big as asked. Memory holds the pins (without vectors) and one chunk of users per worker."""
+    """A world of any size. Memory holds the pins (without vectors) and one chunk of users per worker."""
     return WorldConfig(seed=seed, num_users=num_users, num_pins=num_pins, num_days=num_days, num_subtopics=2_800)

@@ -1,6 +1,6 @@
-"""The site's public ids: a seeded bijection of our dense indices, so that no reader can lean on density or order.
+"""The site's public ids: a seeded bijection of the dense indices, so that no reader can rely on density or order.
 
-The scramble alternates keyed odd multiplication and xor-shift modulo 2^bits; each step can be undone.
+The scramble alternates keyed odd multiplication and xor-shift modulo 2^bits; each step can be inverted.
 """
 
 from dataclasses import dataclass
@@ -25,6 +25,8 @@ _MULTIPLIERS = (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
 
 @dataclass(frozen=True, kw_only=True)
 class Scramble:
+    """A bijection of the integers below 2^bits."""
+
     seed: int
     bits: int
 
@@ -56,7 +58,7 @@ class Scramble:
 
 
 def spell_pins(codes: Ints) -> pa.StringArray:
-    """'p' and eight base-36 digits, built as one Arrow buffer without a Python string per row."""
+    """Return 'p' and eight base-36 digits for each code, built as one Arrow buffer without a Python string per row."""
     letters = np.empty((len(codes), PIN_DIGITS + 1), dtype=np.uint8)
     letters[:, 0] = ord("p")
     rest = codes.copy()
@@ -68,6 +70,6 @@ def spell_pins(codes: Ints) -> pa.StringArray:
 
 
 def parse_pins(names: pa.Array | pa.ChunkedArray | list[str]) -> Ints:
-    """The inverse of `spell_pins`."""
+    """Return the codes of pin ids: the inverse of `spell_pins`."""
     words = names if isinstance(names, list) else names.to_pylist()
     return np.array([int(word[1:], 36) for word in words], dtype=np.int64)

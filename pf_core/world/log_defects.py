@@ -1,7 +1,7 @@
-"""From what truly happened to what the site's log says: its own words, units and defects.
+"""The rows of the site's log, in its own words and units, and their defects: duplicates, unknown and malformed rows.
 
-Dirt is drawn from a stream of its own, so that the same world without dirt (but for lateness, which belongs to
-the sessions) has the same true rows.
+Defects are drawn from a random stream of their own, so that the same world without defects has the same true rows.
+(Late rows are not made here: lateness belongs to the sessions.)
 """
 
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pf_core.world.behaviour import ACTION_TYPES, SURFACES
 from pf_core.world.column_tables import Ints, take
-from pf_core.world.config import DirtConfig
+from pf_core.world.config import DefectConfig
 from pf_core.world.simulate import Actions
 
 EVENT_OF_ACTION = {action: "save" if action == "repin" else action for action in ACTION_TYPES}
@@ -27,27 +27,29 @@ NO_DWELL = -1
 SOUND = -1
 
 NUM_DEFECTS = 12
-"""Defects are numbered 0..11; each file format maps them onto what can go wrong in it (3 or 4 ways)."""
+"""Malformed rows have a defect from 0 to 11; each file format maps these onto its own 3 or 4 ways to be malformed."""
 
 LOG_COLUMNS = ("event_time_ms", "user", "pin", "event", "surface", "dwell_ms")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogRows:
+    """Rows of the log; users and pins are indices."""
+
     event_time_ms: Ints
-    user: Ints  # index
-    pin: Ints  # index
+    user: Ints
+    pin: Ints
     event: Ints  # index into EVENTS
-    surface: Ints
-    dwell_ms: Ints  # NO_DWELL: missing
-    defect: Ints  # SOUND: none
+    surface: Ints  # index into SURFACES
+    dwell_ms: Ints  # NO_DWELL if missing
+    defect: Ints  # SOUND if the row is well-formed
 
     def __len__(self) -> int:
         return len(self.user)
 
 
-def write_down(actions: Actions) -> LogRows:
-    """The clean log."""
+def clean_rows(actions: Actions) -> LogRows:
+    """Return the log of the actions without defects."""
     return LogRows(
         event_time_ms=np.rint(actions.ts_s * 1000).astype(np.int64),
         user=actions.user,
@@ -59,25 +61,25 @@ def write_down(actions: Actions) -> LogRows:
     )
 
 
-def add_dirt(rows: LogRows, dirt: DirtConfig, rng: np.random.Generator) -> LogRows:
-    """Each added row stands right behind the true row that it was made from."""
-    blank = rng.random(len(rows)) < dirt.missing_dwell
+def add_defects(rows: LogRows, rates: DefectConfig, rng: np.random.Generator) -> LogRows:
+    """Return the log with defects; each added row follows the true row that it was made from."""
+    blank = rng.random(len(rows)) < rates.missing_dwell
     rows = replace(rows, dwell_ms=np.where(blank, NO_DWELL, rows.dwell_ms))
 
-    twice, strange, broken = (
-        np.flatnonzero(rng.random(len(rows)) < rate) for rate in (dirt.duplicate, dirt.unknown_event, dirt.malformed)
+    duplicate, unknown, malformed = (
+        np.flatnonzero(rng.random(len(rows)) < rate) for rate in (rates.duplicate, rates.unknown_event, rates.malformed)
     )
-    source = np.concatenate((np.arange(len(rows)), twice, strange, broken))
+    source = np.concatenate((np.arange(len(rows)), duplicate, unknown, malformed))
     out = take(rows, source)
-    first_strange, first_broken = len(rows) + len(twice), len(source) - len(broken)
-    out.event[first_strange:first_broken] = rng.integers(len(ACTION_TYPES), len(EVENTS), len(strange))
-    out.dwell_ms[first_strange:first_broken] = NO_DWELL
-    out.defect[first_broken:] = rng.integers(0, NUM_DEFECTS, len(broken))
+    first_unknown, first_malformed = len(rows) + len(duplicate), len(source) - len(malformed)
+    out.event[first_unknown:first_malformed] = rng.integers(len(ACTION_TYPES), len(EVENTS), len(unknown))
+    out.dwell_ms[first_unknown:first_malformed] = NO_DWELL
+    out.defect[first_malformed:] = rng.integers(0, NUM_DEFECTS, len(malformed))
     return take(out, np.argsort(source, kind="stable"))
 
 
 def to_table(rows: LogRows, user_id: Ints, pin_id: pa.StringArray) -> pa.Table:
-    """The log's columns, all rows as if sound."""
+    """Return the log's columns, with malformed rows still well-formed."""
     events = pa.array(EVENTS)
     surfaces = pa.array([SURFACE_NAMES[surface] for surface in SURFACES])
     columns = (
@@ -92,7 +94,7 @@ def to_table(rows: LogRows, user_id: Ints, pin_id: pa.StringArray) -> pa.Table:
 
 
 def break_table(table: pa.Table, rows: LogRows) -> pa.Table:
-    """Defects that a typed file can have: no user, a negative dwell time, a time far off."""
+    """Apply the defects that a typed file can have: no user, a negative dwell time, a time in the far future."""
     broken = np.flatnonzero(rows.defect != SOUND)
     if not len(broken):
         return table
@@ -110,7 +112,7 @@ def break_table(table: pa.Table, rows: LogRows) -> pa.Table:
 
 
 def break_line(line: str, defect: int) -> str:
-    """Defects that a text file can have: a torn line, an extra field, a time that is no number, no user."""
+    """Return a line with a defect of a text file: truncated, an extra field, a time that is not a number, no user."""
     fields = line.split(",")
     match defect % 4:
         case 0:

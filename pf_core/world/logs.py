@@ -1,13 +1,13 @@
-"""The site's files, in its own format and not in ours: the product reads them through a declarative mapping.
+"""The site's files, in a format of its own, which the pipeline reads through the mapping of a site file.
 
     <out_dir>/actions/<ds>/part-00000.parquet ...   one part per user chunk
     <out_dir>/actions/<ds>/actions.csv.gz           or one gzip member per user chunk
-    <out_dir>/pins/<ds>.parquet                     the pins created on that day, the first day with all before
-    <out_dir>/forget.txt                            users who asked to be forgotten: nobody, at first
+    <out_dir>/pins/<ds>.parquet                     the pins created on that day; the first day has all older ones
+    <out_dir>/forget.txt                            users to be forgotten: none at first
     <out_dir>/world.json                            configuration, fingerprint and finished days, written last
 
-A folder is named by the day on which its rows *arrived*. Days are made under `.writing` and renamed into
-place in ascending order, the actions last: a day whose actions are there is complete. Memory holds one chunk.
+A folder is named by the day on which its rows *arrived*. Days are written under `.writing` and renamed into
+place in ascending order, the actions last: a day that has actions is complete. Memory holds one chunk.
 """
 
 import gzip
@@ -32,11 +32,11 @@ from pf_core.world.log_defects import (
     LOG_COLUMNS,
     SOUND,
     LogRows,
-    add_dirt,
+    add_defects,
     break_line,
     break_table,
+    clean_rows,
     to_table,
-    write_down,
 )
 from pf_core.world.pins import BLOCK
 from pf_core.world.streams import Stream, open_stream
@@ -57,7 +57,7 @@ DAYS_AT_ONCE = 4
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenLogs:
-    """What one call did: days found complete are skipped, and not counted among the rows."""
+    """Result of `write_logs`; `num_rows` counts the days that it wrote, not the complete ones that it skipped."""
 
     days_written: tuple[str, ...]
     days_skipped: tuple[str, ...]
@@ -73,10 +73,10 @@ def write_logs(
     workers: int = 1,
     progress: Callable[[str], None] | None = None,
 ) -> WrittenLogs:
-    """Write the days (all by default) that are not there yet; `workers` processes share them out.
+    """Write the days (all by default) that are missing, in `workers` processes.
 
-    The bytes of a day depend on the configuration and the format alone. A directory that holds anything but
-    this world in this format is a ValueError.
+    The bytes of a day depend on the configuration and the format alone. Raises ValueError if the directory holds
+    anything but this world in this format.
     """
     if file_format not in get_args(FileFormat):
         raise ValueError(f"file_format must be one of {get_args(FileFormat)}, not {file_format!r}")
@@ -102,7 +102,7 @@ def write_logs(
 
 
 def read_config(out_dir: Path | str) -> WorldConfig:
-    """The configuration of the world whose finished logs stand in a directory."""
+    """Return the configuration of the world whose finished logs are in a directory."""
     return WorldConfig.from_dict(json.loads((Path(out_dir) / WORLD_FILE).read_text())["config"])
 
 
@@ -114,10 +114,10 @@ def _identity(config: WorldConfig, file_format: FileFormat) -> dict[str, object]
 
 
 def _claim(out: Path, config: WorldConfig, file_format: FileFormat) -> None:
-    """Make sure that the directory is empty or ours, and clear what an interrupted run left half done."""
+    """Check that the directory is empty or has this world, and remove what an interrupted run left unfinished."""
     markers = [path for path in (out / WORLD_FILE, out / WRITING / WORLD_FILE) if path.exists()]
     if not markers and out.exists() and any(out.iterdir()):
-        raise ValueError(f"{out} is not empty, and holds no world's logs")
+        raise ValueError(f"{out} is not empty, and does not hold the logs of a world")
     for marker in markers:
         found = json.loads(marker.read_text())
         if (found["fingerprint"], found["file_format"]) != (config.fingerprint(), file_format):
@@ -156,7 +156,7 @@ def _write_json(path: Path, content: dict[str, object]) -> None:
 # The days
 
 _world: World | None = None
-"""A worker process opens its world once."""
+"""The world of a worker process, which builds it once."""
 
 
 def _open_world(config: WorldConfig) -> None:
@@ -172,9 +172,9 @@ def _make_days_in_worker(out: Path, file_format: FileFormat, days: list[str]) ->
 def _make_all(
     config: WorldConfig, out: Path, file_format: FileFormat, days: list[str], workers: int
 ) -> Iterator[tuple[str, int]]:
-    """Days in ascending order, each in its folder under `.writing`, with the number of its rows.
+    """Write days in ascending order, each to its folder under `.writing`; yield each day with its number of rows.
 
-    Where the chunks do not all stay in memory, a chunk of users is built once for a few days.
+    If not all chunks fit into memory, a chunk of users is built once for several days.
     """
     at_once = 1 if config.num_chunks <= CHUNKS_IN_MEMORY else DAYS_AT_ONCE
     batches = [days[i : i + at_once] for i in range(0, len(days), at_once)]
@@ -220,13 +220,13 @@ def _write_rows(world: World, rows: LogRows, chunk: int, file_format: FileFormat
 
 
 def log_rows(world: World, day: int, chunk: int) -> LogRows:
-    """The log that arrives on a day from one chunk of users, with its dirt."""
-    rng = open_stream(world.config.seed, Stream.DIRT, day, chunk)
-    return add_dirt(write_down(world.actions(day, chunk)), world.config.dirt, rng)
+    """Return the log that arrives on a day from one chunk of users, with its defects."""
+    rng = open_stream(world.config.seed, Stream.DEFECTS, day, chunk)
+    return add_defects(clean_rows(world.actions(day, chunk)), world.config.dirt, rng)
 
 
 def _to_csv(table: pa.Table, rows: LogRows, *, with_header: bool) -> bytes:
-    """Sound stretches are written by Arrow; the few defective lines between them are written by hand."""
+    """Return the rows as CSV: well-formed rows by Arrow, the few malformed lines between them one by one."""
     options = pa_csv.WriteOptions(include_header=False, quoting_style="none")
     buffer = pa.BufferOutputStream()
     if with_header:

@@ -1,12 +1,12 @@
-"""Which pin a surface shows, given the sub-topic: by popularity, among the pins that exist on that day.
+"""Sampling of the pins that a surface shows: by popularity, among the pins of a sub-topic that exist on the day.
 
-Pins are sorted by (sub-topic, rotation, day of first visibility) under one cumulative sum of popularity: what
-exists on a day is a prefix of each group, what is fresh is the prefix's end, and a draw is one search.
+Pins are sorted by (sub-topic, rotation, day of first visibility), with one cumulative sum of popularity: the pins
+that exist on a day are a prefix of each group, fresh pins are the end of that prefix, and a draw is one search.
 
-Rotations stand for the filter of pins already seen. A real Homefeed does not show a pin to the same person
-again and again; remembering who saw what would be state. Instead, every pin belongs to one of `num_rotations`
-sets, and a user is shown the next set about once per session, in a personal time that ticks with her expected
-number of sessions, from an offset of her own. An empty set gives way to the next one of the sub-topic.
+Rotations replace the filter of pins already seen. A real Homefeed does not show a pin to the same person repeatedly,
+but remembering who saw what would be state. Instead, every pin belongs to one of `num_rotations` sets, and a user is
+shown the next set about once per session: the set advances with the user's expected number of sessions, from an
+offset of the user's own. An empty set is replaced by the next one of the sub-topic.
 """
 
 from typing import Any
@@ -18,10 +18,12 @@ from pf_core.world.column_tables import Bools, Doubles, Ints
 from pf_core.world.pins import Pins
 
 DAYS_IN_MEMORY = 8
-"""A few days that are written together, and those of their late sessions."""
+"""Enough for the days that are written together, and the days of their late sessions."""
 
 
-class Shelf:
+class PinSampler:
+    """Draws pins and sub-topics for the sessions of any day."""
+
     def __init__(
         self,
         pins: Pins,
@@ -32,7 +34,7 @@ class Shelf:
         num_days: int,
         fresh_days: int,
     ) -> None:
-        """The pins under `mask`. With `num_rotations=1`, the pins' rotation is ignored."""
+        """Sample from the pins that `mask` selects. With `num_rotations=1`, the pins' rotation is ignored."""
         members = np.flatnonzero(mask)
         self._num_rotations = num_rotations
         self._num_groups = num_subtopics * num_rotations
@@ -50,9 +52,9 @@ class Shelf:
     def pick(
         self, day: Ints, rotation: Ints, session: Ints, subtopic: Ints, uniform: Doubles, is_fresh: NDArray[Any]
     ) -> Ints:
-        """One pin for each draw, on the day and in the rotation of its session.
+        """Return one pin for each draw, on the day and in the rotation of its session.
 
-        A fresh pin is one of the last `fresh_days`, if the group has any.
+        Where `is_fresh`, the pin is one of the last `fresh_days`, if the group has any.
         """
         first_day, bounds = self._bounds_between(day)
         starts, fresh_starts, stops = (np.concatenate([of_day[i] for of_day in bounds]) for i in range(3))
@@ -68,7 +70,7 @@ class Shelf:
         return self._pins[np.clip(found, first, stop - 1)]
 
     def pick_popular_subtopic(self, day: Ints, rotation: Ints, session: Ints, uniform: Doubles) -> Ints:
-        """A sub-topic by the popularity of all its pins on that day, in that rotation."""
+        """Return a sub-topic for each draw, by the popularity of all its pins on that day, in that rotation."""
         first_day, bounds = self._bounds_between(day)
         num_subtopics = bounds[0][3].shape[1]
         mass = np.concatenate([of_day[3].ravel() + i * self._num_rotations for i, of_day in enumerate(bounds)])
@@ -77,7 +79,7 @@ class Shelf:
         return np.clip(found - row * num_subtopics, 0, num_subtopics - 1)
 
     def _search(self, target: Doubles) -> Ints:
-        """searchsorted(cumulative, target, side="right") - 1, by guide table: several times faster."""
+        """Return searchsorted(cumulative, target, side="right") - 1, by guide table, which is several times faster."""
         found = self._guide[(target * self._buckets_per_mass).astype(np.int64)]
         behind = np.flatnonzero(self._cumulative[found + 1] <= target)
         while len(behind):
@@ -86,12 +88,12 @@ class Shelf:
         return found
 
     def _bounds_between(self, day: Ints) -> tuple[int, list[tuple[Ints, Ints, Ints, Doubles]]]:
-        """The bounds of all days that occur: today, and the days of late sessions."""
+        """Return the first day that occurs, and the bounds of all days from it: late sessions are of earlier days."""
         first, last = (int(day.min()), int(day.max())) if len(day) else (0, 0)
         return first, [self._bounds(one_day) for one_day in range(first, last + 1)]
 
     def _bounds(self, day: int) -> tuple[Ints, Ints, Ints, Doubles]:
-        """Start, fresh start and stop of every group on a day, and the cumulative mass [rotation, sub-topic]."""
+        """Return start, fresh start and stop of every group on a day, and the cumulative mass [rotation, sub-topic]."""
         if day not in self._bounds_of_day:
             base = np.arange(self._num_groups, dtype=np.int64) * self._num_keys
             starts = np.searchsorted(self._keys, base)
@@ -108,7 +110,7 @@ class Shelf:
         return self._bounds_of_day[day]
 
     def _next_occupied(self, occupied: Bools) -> Ints:
-        """For each group, itself or else the next group of the same sub-topic that has pins."""
+        """Return for each group itself, or if it is empty the next group of the same sub-topic that has pins."""
         table = occupied.reshape(-1, self._num_rotations)
         rotation = np.tile(np.arange(self._num_rotations), (len(table), 1))
         for _ in range(self._num_rotations - 1):
@@ -118,7 +120,7 @@ class Shelf:
 
 
 def _build_guide(cumulative: Doubles) -> tuple[Ints, float]:
-    """For each of 2n equal slices of the total mass, the entry to start searching from (never past the goal)."""
+    """Return the entry to start a search from (never past the target), for 2n equal slices of the total mass."""
     num_buckets = 2 * len(cumulative)
     buckets_per_mass = (num_buckets - 1) / cumulative[-1]
     edges = (np.arange(num_buckets) - 1e-3) / buckets_per_mass

@@ -1,7 +1,7 @@
-"""Pins: what they are about, how they draw people, and the content vector that a model gets to see.
+"""Pins: their sub-topic, popularity and traits, and the content vector that a model sees.
 
-A pin's index is its order of arrival, so that a day's new pins are a range. Vectors are not kept: they are
-recomputed by block, which leaves about 100 bytes per pin in memory whatever the dimension.
+A pin's index is its order of arrival, so that the new pins of a day are a range. Vectors are not kept: they are
+recomputed by block, so that a pin takes about 100 bytes of memory, whatever the dimension.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from pf_core.world.taxonomy import Taxonomy
 TRAITS = ("appeal", "link_richness", "saveability", "gaze")
 
 POPULARITY_TAIL = 0.8
-"""Pareto exponent of popularity within a sub-topic; with the demand for sub-topics the whole is Zipf-like."""
+"""Pareto exponent of popularity within a sub-topic; with the demand for sub-topics, popularity is Zipf-like overall."""
 
 MAX_LOG_POPULARITY = 7.0
 
@@ -28,11 +28,13 @@ DAY_S = 86_400
 
 @dataclass(frozen=True, kw_only=True)
 class Pins:
+    """All pins of a world, one row each."""
+
     subtopic: Ints
     created_s: Doubles  # epoch seconds, ascending
-    visible_day: Ints  # the first day on which a surface may show the pin; 0 for those that exist at the start
+    visible_day: Ints  # the first day on which a surface may show the pin; 0 for pins that exist at the start
     is_candidate: Bools  # may be surfaced on Homefeed
-    rotation: Ints  # see shelf.py
+    rotation: Ints  # see pin_sampler.py
     popularity: Floats
     traits: Floats  # [pin, TRAITS], about zero mean and unit variance
     style: Floats  # [pin, num_styles], standard normal
@@ -49,7 +51,7 @@ def build_pins(config: WorldConfig, taxonomy: Taxonomy) -> Pins:
     subtopic = rng.choice(config.num_subtopics, num_pins, p=supply / supply.sum())
     rotation = rng.integers(0, config.num_rotations, num_pins)
     is_candidate = rng.random(num_pins) < config.candidate_share
-    reserved = rng.choice(num_initial, config.num_subtopics, replace=False)  # no sub-topic is ever empty
+    reserved = rng.choice(num_initial, config.num_subtopics, replace=False)  # so that no sub-topic is ever empty
     subtopic[reserved] = np.arange(config.num_subtopics)
     is_candidate[reserved] = True
 
@@ -70,7 +72,10 @@ def build_pins(config: WorldConfig, taxonomy: Taxonomy) -> Pins:
 
 
 def _draw_traits(log_popularity: Doubles, taxonomy: Taxonomy, subtopic: Ints, rng: np.random.Generator) -> Floats:
-    """Half topic, half pin. Links come in two kinds: shops and blogs (rich), and bare images."""
+    """Draw traits, of which one half depends on the topic and the other on the pin.
+
+    Links are of two kinds: shops and blogs (rich), and plain images.
+    """
     topic = taxonomy.topic_of[subtopic]
     num_topics, num_pins = len(taxonomy.topic_names), len(subtopic)
     appeal = log_popularity * POPULARITY_TAIL - 1
@@ -116,7 +121,7 @@ def build_content_space(config: WorldConfig) -> ContentSpace:
 def content_vectors(
     config: WorldConfig, taxonomy: Taxonomy, pins: Pins, space: ContentSpace, start: int, stop: int
 ) -> Iterator[Floats]:
-    """Unit vectors of pins [start, stop), block by block."""
+    """Yield the unit vectors of pins [start, stop), block by block."""
     for block in range(start // BLOCK, -(-stop // BLOCK)):
         rng = open_stream(config.seed, Stream.CONTENT_NOISE, block)
         nuisance = rng.standard_normal((BLOCK, config.content.num_nuisances), dtype=np.float32)

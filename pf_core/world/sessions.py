@@ -1,12 +1,12 @@
-"""Who comes when, and with what in mind.
+"""Sessions: who visits when, and with which intent.
 
 The number of a user's sessions on a day is Poisson with a gamma-distributed rate, so that visits clump.
 Late sessions (a phone that was offline) are a thinned process of their own: the sessions of day d that arrive
-on day d + delay come from a stream keyed by (d, delay), and no other day must be simulated to know them.
+on day d + delay come from a random stream keyed by (d, delay), so that no other day has to be simulated.
 
-Sessions of one day tend to share their intent: with SHARED_SHARE, a session's intent is read off the *user's*
-uniform number of that day instead of its own. Either way it follows exactly the shares of
-`current_interests` at its start, so that `World.engagement` can marginalise over them.
+Sessions of one day tend to share their intent: with probability SHARED_SHARE, a session's intent is chosen by
+the *user's* uniform number of that day instead of the session's own. Either way it follows exactly the shares
+of `current_interests` at its start, so that `World.engagement` can marginalise over them.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ PEAK_HOURS = np.array([8.0, 12.5, 16.0, 20.5, 23.0])  # one for each `day_part`
 
 
 def _hours_of(peak: float) -> Doubles:
-    """Cumulative shares of the 24 local hours: a wide bump around the peak, hardly anybody at 4 a.m."""
+    """Return the cumulative shares of the 24 local hours: most around the peak, hardly any at 4 a.m."""
     hour = np.arange(24) + 0.5
     awake = 1 / (1 + np.exp(2.2 * np.cos((hour - 3.5) * 2 * np.pi / 24)))
     bump = 0.3 + 2.5 * np.exp(3.0 * (np.cos((hour - peak) * 2 * np.pi / 24) - 1))
@@ -44,13 +44,15 @@ HOURS = np.stack([_hours_of(peak) for peak in PEAK_HOURS])
 
 @dataclass(frozen=True, kw_only=True)
 class Sessions:
-    user_row: Ints  # row in the chunk
+    """Sessions of a chunk of users, one row each."""
+
+    user_row: Ints  # row of the user in the chunk
     day: Ints
     start_s: Doubles
     intent: Ints  # sub-topic
     interest: Ints  # [session, num_current_interests]
     share: Floats
-    num_slots: Ints  # how many pins are drawn for her; those that are rated low or repeat are not shown
+    num_slots: Ints  # number of pins drawn; those that the ranker rates low or that repeat are not shown
     rotation: Ints
     search_from: Ints  # slots in [search_from, search_to) are search results
     search_to: Ints
@@ -63,7 +65,7 @@ class Sessions:
 def draw_sessions(
     config: WorldConfig, taxonomy: Taxonomy, users: Users, *, chunk: int, day: int, delay_days: int = 0
 ) -> Sessions:
-    """The chunk's sessions that start on `day` and whose actions arrive `delay_days` later."""
+    """Draw the chunk's sessions that start on `day` and whose actions arrive `delay_days` later."""
     rng = open_stream(config.seed, Stream.SESSIONS, day, chunk, delay_days)
     late = (config.dirt.late_one_day, config.dirt.late_two_days)
     arriving = 1 - sum(late) if delay_days == 0 else late[delay_days - 1]

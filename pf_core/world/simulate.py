@@ -1,10 +1,10 @@
-"""A session on the site: its recommenders show pins, the user reacts, and some reactions lead further.
+"""Simulation of sessions: the site's recommenders show pins, users react, and some reactions open Related Pins.
 
 The recommenders are those of a site that already works, not an oracle. Homefeed mixes the session's intent,
-the rest of what is on the user's mind, siblings of both, and what is popular everywhere; it surfaces
-candidates only, and a rough ranker drops most of what it rates low. Search answers the intent. A closeup or
-repin often opens Related Pins, which continue the sub-topic of the pin. No surface repeats a pin within a
-session. Impressions are not logged: only engagement is.
+the user's other current interests, siblings of both, and what is popular everywhere; it shows candidates only,
+and a rough ranker drops most of what it rates low. Search answers the intent. A closeup or repin often opens
+Related Pins, which continue the sub-topic of the pin. No surface repeats a pin within a session. Only
+engagement is logged, impressions are not.
 """
 
 from dataclasses import dataclass, replace
@@ -14,18 +14,18 @@ import numpy as np
 from pf_core.world import behaviour
 from pf_core.world.behaviour import CLOSEUP, HOMEFEED, RELATED_PINS, REPIN, SEARCH
 from pf_core.world.column_tables import Doubles, Floats, Ints, concat, positions_within, take
-from pf_core.world.pin_sampler import Shelf
+from pf_core.world.pin_sampler import PinSampler
 from pf_core.world.pins import DAY_S, Pins
 from pf_core.world.sessions import Sessions
 from pf_core.world.taxonomy import Taxonomy
 from pf_core.world.users import Users
 
-# Homefeed's mixture: where its draws come from; the rest is popular everywhere.
+# Homefeed's mixture: shares drawn from the session's intent and from the user's other interests; the rest is popular.
 FROM_INTENT, FROM_MIND = 0.45, 0.35
 
-HOMEFEED_NEIGHBOURS = 0.4  # of those: from a sibling sub-topic
+HOMEFEED_NEIGHBOURS = 0.4  # share of these that is drawn from a sibling sub-topic
 
-# Homefeed's ranker: the logit with which a pin that was drawn is shown. It knows appeal and taste, but roughly.
+# Homefeed's ranker: the logit of showing a pin that was drawn. It knows appeal and taste only roughly.
 RANKER_BASE, RANKER_APPEAL, RANKER_TASTE = -0.5, 0.9, 0.9
 
 NOT_SHOWN = -1
@@ -43,18 +43,20 @@ RELATED_CONTINUES = 0.85  # the length of a visit to Related Pins is geometric
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What all users share."""
+    """The pins and recommenders, which all users share."""
 
     taxonomy: Taxonomy
     pins: Pins
     pin_utility: Floats
     appeal: Floats
-    homefeed: Shelf
-    everything: Shelf
+    homefeed: PinSampler
+    everything: PinSampler
 
 
 @dataclass(frozen=True, kw_only=True)
 class Impressions:
+    """Pins that were shown, with the users' reactions."""
+
     session: Ints
     position: Ints  # within the session
     surface: Ints
@@ -66,10 +68,10 @@ class Impressions:
 
 @dataclass(frozen=True, kw_only=True)
 class Actions:
-    """What truly happened, ascending by time."""
+    """True actions, in ascending order of time; users and pins are indices."""
 
-    user: Ints  # index
-    pin: Ints  # index
+    user: Ints
+    pin: Ints
     action: Ints
     surface: Ints
     ts_s: Doubles
@@ -80,7 +82,7 @@ class Actions:
 
 
 def simulate_impressions(site: Site, users: Users, sessions: Sessions, rng: np.random.Generator) -> Impressions:
-    """Everything that was shown, with what the users did, in no particular order."""
+    """Return every pin that was shown, with the user's reaction, in no particular order."""
     session = np.repeat(np.arange(len(sessions)), sessions.num_slots)
     slot = positions_within(sessions.num_slots)
     is_search = (slot >= sessions.search_from[session]) & (slot < sessions.search_to[session])
@@ -100,7 +102,7 @@ def simulate_impressions(site: Site, users: Users, sessions: Sessions, rng: np.r
     seed = np.repeat(np.arange(len(num_related)), num_related)
     related = _continue_related(site, users, sessions, direct, seed, rng)
 
-    # Related pins push back whatever comes after them in the session.
+    # Related pins move what follows them in the session to later positions.
     per_session = np.bincount(direct.session, minlength=len(sessions))
     before = np.concatenate(([0], np.cumsum(num_related)))
     pushed = before[:-1] - before[np.cumsum(per_session) - per_session][direct.session]
@@ -119,10 +121,10 @@ def collect_actions(
     start_s: int,
     rng: np.random.Generator,
 ) -> Actions:
-    """Durations and clock times of the engagements.
+    """Return the actions of the impressions, with durations and times.
 
-    A session's clock is scrolling time plus the durations so far. One that would run past UTC midnight is
-    moved to end before it: a day's actions then depend on no other day.
+    The time in a session is scrolling time plus the durations so far. A session that would run past UTC midnight is
+    moved to end before it, so that a day's actions depend on no other day.
     """
     shown = take(impressions, np.flatnonzero(impressions.action >= 0))
     shown = take(shown, np.lexsort((shown.position, shown.session)))
@@ -154,6 +156,7 @@ def collect_actions(
 
 
 def _fill_homefeed(site: Site, users: Users, sessions: Sessions, session: Ints, rng: np.random.Generator) -> Ints:
+    """Return a pin for each Homefeed slot of the sessions, or NOT_SHOWN where the ranker drops it."""
     num = len(session)
     source = rng.random(num)
     uniform = rng.random(num)
@@ -177,6 +180,7 @@ def _fill_homefeed(site: Site, users: Users, sessions: Sessions, session: Ints, 
 
 
 def _answer_search(site: Site, sessions: Sessions, session: Ints, rng: np.random.Generator) -> Ints:
+    """Return a pin for each search result of the sessions."""
     subtopic = _wander(site.taxonomy, sessions.intent[session], SEARCH_NEIGHBOURS, rng)
     return _pick_anywhere(site, sessions, session, subtopic, rng)
 
@@ -184,7 +188,7 @@ def _answer_search(site: Site, sessions: Sessions, session: Ints, rng: np.random
 def _continue_related(
     site: Site, users: Users, sessions: Sessions, direct: Impressions, seed: Ints, rng: np.random.Generator
 ) -> Impressions:
-    """Pins like the seed rows of `direct`; position is the row of `seed`. The seed's pin itself is not shown."""
+    """Show pins related to the seed rows of `direct`, but not the seed's pin itself; position is the row of `seed`."""
     session, seed_pin = direct.session[seed], direct.pin[seed]
     subtopic = _wander(site.taxonomy, site.pins.subtopic[seed_pin], RELATED_NEIGHBOURS, rng)
     pin = _pick_anywhere(site, sessions, session, subtopic, rng)
@@ -194,7 +198,7 @@ def _continue_related(
 
 
 def _wander(taxonomy: Taxonomy, subtopic: Ints, share: float, rng: np.random.Generator) -> Ints:
-    """A share of the rows goes to a sibling within the topic, by demand."""
+    """Replace a share of the sub-topics by a sibling within the topic, drawn by demand."""
     rows = np.flatnonzero(rng.random(len(subtopic)) < share)
     wandered = subtopic.copy()
     wandered[rows] = taxonomy.draw_in_topic(taxonomy.topic_of[subtopic[rows]], rng.random(len(rows)))
@@ -216,7 +220,7 @@ def _engage(
     pin: Ints,
     rng: np.random.Generator,
 ) -> Impressions:
-    """React to what is shown, once per session and pin; position is the row of the arguments."""
+    """Draw the reaction to each pin shown, once per session and pin; position is the row of the arguments."""
     first = np.sort(np.unique(session * len(site.pins) + pin, return_index=True)[1])
     session, surface, pin = session[first], surface[first], pin[first]
     user_row = sessions.user_row[session]

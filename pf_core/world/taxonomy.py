@@ -1,12 +1,12 @@
-"""Three levels of interest: categories > topics > sub-topics, and what is true of a topic whoever looks at it.
+"""Three levels of interest: categories > topics > sub-topics, and the properties of topics.
 
-- Sub-topics are numbered so that those of a topic, and those of a category, are contiguous: drawing one
-  of a topic or of a category by demand is a search in one cumulative sum.
+- The sub-topics of a topic, and those of a category, have contiguous numbers: drawing a sub-topic of a topic
+  or category by demand is a search in one cumulative sum.
 - Demand is Zipf-like on every level.
-- Topics have an hour of the day and a side of the week (recipes before dinner, crafts on Saturday), so that
+- Topics have a preferred hour and part of the week (recipes before dinner, crafts on Saturday), so that
   timestamps carry information.
-- Topics have successors (a wedding, then a honeymoon): a project often follows from the one before, which
-  is the order that a sequence model can find and a bag of pins cannot.
+- Topics have successors (a wedding, then a honeymoon): a project often follows from the one before. A sequence
+  model can learn this order, a bag of pins cannot.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Taxonomy:
     category_of_topic: Ints
     topic_of: Ints  # by sub-topic
     category_of: Ints  # by sub-topic
-    lineage: NDArray[np.int32]  # by sub-topic: its place on all three levels in one number, LEVEL_BITS for each
+    lineage: NDArray[np.int32]  # by sub-topic: its place on the three levels, LEVEL_BITS for each level
     demand: Doubles  # by sub-topic, sums to 1
     first_subtopic: Ints  # by topic, with the total as the last entry
     first_of_category: Ints  # by category, with the total as the last entry
@@ -54,7 +54,7 @@ class Taxonomy:
         return len(self.topic_of)
 
     def draw_subtopics(self, first: NDArray[Any], stop: NDArray[Any], uniform: Doubles) -> Ints:
-        """One sub-topic of each range [first, stop), by demand."""
+        """Draw one sub-topic of each range [first, stop), by demand."""
         cumulative = np.concatenate(([0.0], np.cumsum(self.demand)))
         low, high = cumulative[first], cumulative[stop]
         found = np.searchsorted(cumulative, low + uniform * (high - low), side="right") - 1
@@ -64,7 +64,7 @@ class Taxonomy:
         return self.draw_subtopics(self.first_subtopic[topic], self.first_subtopic[topic + 1], uniform)
 
     def log_rhythm(self, subtopic: Ints, local_hour: Doubles, is_weekend: NDArray[Any]) -> Floats:
-        """How much more (in logs) a sub-topic is on people's minds at this hour and on this day of the week."""
+        """Return the log of the factor by which a sub-topic is stronger at this hour and on this day of the week."""
         topic = self.topic_of[subtopic]
         angle = (local_hour - self.peak_hour[topic]) * (2 * np.pi / 24)
         lift = np.where(is_weekend, self.weekend_lift[topic], 0.0)
@@ -107,12 +107,12 @@ def _zipf(size: int, exponent: float) -> Doubles:
 
 
 def _share_out(total: int, shares: Doubles, rng: np.random.Generator) -> Ints:
-    """At least one for each, the rest by chance."""
+    """Split a total by shares: at least one for each, the rest at random."""
     return np.asarray(1 + rng.multinomial(total - len(shares), shares), dtype=np.int64)
 
 
 def _pack_lineage(category_of: Ints, topic_of: Ints) -> NDArray[np.int32]:
-    """Two sub-topics share a topic, or a category, when their lineages differ in low bits only."""
+    """Pack the levels into one number: sub-topics of one topic, or category, differ in low bits only."""
     topic_rank = topic_of - topic_of[np.searchsorted(category_of, category_of)]
     subtopic_rank = np.arange(len(topic_of)) - np.searchsorted(topic_of, topic_of)
     if max(category_of.max(), topic_rank.max(), subtopic_rank.max()) >= 1 << LEVEL_BITS:
@@ -131,7 +131,7 @@ def _name_topics(category_of_topic: Ints) -> tuple[str, ...]:
 
 
 def _draw_successors(category_of_topic: Ints, topic_demand: Doubles, rng: np.random.Generator) -> Ints:
-    """Mostly topics of the same category, by demand."""
+    """Draw the successors of each topic: mostly topics of the same category, by demand."""
     num_topics = len(category_of_topic)
     successors = np.empty((num_topics, NUM_SUCCESSORS), dtype=np.int64)
     for topic in range(num_topics):

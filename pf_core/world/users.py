@@ -1,9 +1,9 @@
-"""Users, a chunk at a time, and what is on their minds at any moment.
+"""Users, in chunks, and their interests at any time.
 
-Interests drift in closed form. A user has a few lasting interests, which wax and wane over months and may
-begin or end, and a chain of projects: each starts at full strength, fades over days to weeks (heavy-tailed),
-and often leads to a project on a succeeding topic. All of it is drawn up front, so that the state of a
-user's mind at time t is a formula, not a history.
+Interests drift in closed form. A user has a few lasting interests, whose strength oscillates over months and
+which may begin or end, and a chain of projects: each starts at full strength, fades over days to weeks
+(heavy-tailed), and often leads to a project on a succeeding topic. All of it is drawn in advance, so that the
+interests of a user at time t are a formula, not a history.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ PROJECT_MIN_DAYS = 4.0
 PROJECT_MAX_DAYS = 120.0
 
 BURN_IN_DAYS = 90.0
-"""Projects begin before the world does, so that the first day is not special."""
+"""Projects begin before the first day, so that the first day is like the others."""
 
 MAX_SESSIONS_PER_DAY = 6.0
 
@@ -41,14 +41,16 @@ TIME_ZONE_SHARES = np.array([0.14, 0.07, 0.16, 0.22, 0.09, 0.08, 0.12, 0.04, 0.0
 
 @dataclass(frozen=True, kw_only=True)
 class Users:
+    """A chunk of users, one row each."""
+
     index: Ints
-    join_day: Ints  # the first day with sessions; 0 for those who are here at the start
-    leave_day: Ints  # the first day without
+    join_day: Ints  # the first day with sessions; 0 for users who are there at the start
+    leave_day: Ints  # the first day without sessions
     sessions_per_day: Doubles
     weekend_factor: Doubles
     time_zone_h: Doubles
-    day_part: Ints  # which rhythm of the day, see sessions.py
-    depth: Doubles  # how many pins she scrolls past in a session, relative to others
+    day_part: Ints  # preferred time of the day, an index into sessions.PEAK_HOURS
+    depth: Doubles  # number of pins that the user scrolls past in a session, relative to other users
     search_affinity: Doubles
     rotation: Ints
     propensity: Floats  # [user, ACTION_TYPES]: savers, clickers, gazers
@@ -56,7 +58,7 @@ class Users:
     interest: Ints  # [user, slot]: sub-topics, lasting ones first, then projects by onset
     weight: Floats
     onset_day: Floats
-    duration_days: Floats  # of a project; lasting interests have an end that does not fade
+    duration_days: Floats  # a project fades until its end; a lasting interest ends without fading
     swing: Floats  # 0 for projects
     swing_days: Floats
     swing_phase: Floats
@@ -71,7 +73,7 @@ def build_users(config: WorldConfig, taxonomy: Taxonomy, chunk: int) -> Users:
     first = chunk * config.users_per_chunk
     num = min(config.users_per_chunk, config.num_users - first)
 
-    # Those who are here at the start have stayed for a while, and stay longer than a newcomer.
+    # Users who are there at the start have been there for a while, and stay longer than new ones.
     is_initial = rng.random(num) < config.initial_user_share
     join_day = np.where(is_initial, 0, rng.integers(0, config.num_days, num))
     lifetime_days = np.where(is_initial, 220.0, 25.0) * rng.pareto(1.1, num) + rng.exponential(3.0, num)
@@ -100,20 +102,20 @@ def build_users(config: WorldConfig, taxonomy: Taxonomy, chunk: int) -> Users:
 
 
 def _draw_propensity(num: int, rng: np.random.Generator) -> Floats:
-    """A common readiness to engage, and an inclination for each type of action."""
+    """Draw each user's readiness to engage, plus an inclination for each type of action."""
     readiness = rng.normal(0, 0.3, (num, 1))
     inclination = rng.normal(0, 0.6, (num, len(ACTION_TYPES)))
     return (readiness + inclination).astype(np.float32)
 
 
 def _draw_taste(config: WorldConfig, num: int, rng: np.random.Generator) -> Floats:
-    """A direction in style space: taste · style has unit variance over pins, for every user alike."""
+    """Draw a direction in style space: taste · style has unit variance over pins, for every user."""
     drawn = rng.standard_normal((num, config.content.num_styles))
     return (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float32)
 
 
 def _draw_lasting(config: WorldConfig, taxonomy: Taxonomy, num: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Sub-topics of a few favourite categories; weights sparse; the first interest is for life."""
+    """Draw sub-topics of a few favourite categories, with sparse weights; the first interest never ends."""
     shape = (num, config.max_lasting_interests)
     count = np.minimum(1 + rng.poisson(rng.gamma(2.0, 1.5, num)), config.max_lasting_interests)
     any_subtopic = _draw_anywhere(taxonomy, rng.random((num, FAVOURITE_CATEGORIES)))
@@ -148,7 +150,7 @@ def _draw_lasting(config: WorldConfig, taxonomy: Taxonomy, num: int, rng: np.ran
 def _draw_projects(
     config: WorldConfig, taxonomy: Taxonomy, num: int, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """A renewal process of onsets, and a Markov chain of topics."""
+    """Draw projects: their onsets are a renewal process, their topics a Markov chain."""
     expected = (config.num_days + BURN_IN_DAYS) / config.project_gap_days
     shape = (num, int(np.ceil(expected + 3 * expected**0.5)))
     onset = np.cumsum(rng.exponential(config.project_gap_days, shape), axis=1) - BURN_IN_DAYS
@@ -179,10 +181,10 @@ def _draw_anywhere(taxonomy: Taxonomy, uniform: Doubles) -> Ints:
 
 
 def current_interests(config: WorldConfig, taxonomy: Taxonomy, users: Users, ts_s: Doubles) -> tuple[Ints, Floats]:
-    """Sub-topics [row, num_current_interests] on each user's mind at her time, and their shares (sum 1).
+    """Return the sub-topics [row, num_current_interests] that interest each user at the given time, and their shares.
 
-    These shares are the distribution of the intent of a session that starts at that time. Only the strongest
-    `num_current_interests` count; slots without weight have share 0.
+    The shares sum to 1 and are the distribution of the intent of a session that starts at that time. Only the
+    strongest `num_current_interests` count; slots without weight have share 0.
     """
     day = ((ts_s - config.start_s) / DAY_S)[:, None]
     elapsed = day.astype(np.float32) - users.onset_day
@@ -203,7 +205,7 @@ def current_interests(config: WorldConfig, taxonomy: Taxonomy, users: Users, ts_
 
 
 def local_time(ts_s: Doubles, time_zone_h: Doubles) -> tuple[Doubles, np.ndarray]:
-    """Hour of the day in [0, 24), and whether it is Saturday or Sunday, on the user's own clock."""
+    """Return the hour of the day in [0, 24), and whether it is Saturday or Sunday, in the user's time zone."""
     local_s = ts_s + time_zone_h * 3600
     weekday = (np.floor(local_s / DAY_S).astype(np.int64) + 3) % 7  # 1970-01-01 was a Thursday
     return (local_s % DAY_S) / 3600, weekday >= 5

@@ -1,7 +1,7 @@
-"""The world as one object: what exists, what happens on a day, and what would happen if.
+"""The world as one object: its users and pins, the actions of a day, and the probability of any other action.
 
-Everything is recomputed from the configuration: nothing here is written to disk, and the answers to "would
-this user engage with this pin?" come from the tables that the simulation uses.
+Everything is recomputed from the configuration: nothing here is written to disk. The ground truth ("would this
+user engage with this pin?") comes from the same tables as the simulation.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from pf_core.world.behaviour import ACTION_TYPES, CLICK, CLOSEUP, REPIN, SURFACE
 from pf_core.world.column_tables import Doubles, Floats, Ints, concat, take
 from pf_core.world.config import WorldConfig
 from pf_core.world.ids import PIN_BITS, USER_BITS, Scramble, parse_pins, spell_pins
-from pf_core.world.pin_sampler import Shelf
+from pf_core.world.pin_sampler import PinSampler
 from pf_core.world.pins import TRAITS, build_content_space, build_pins, content_vectors
 from pf_core.world.sessions import Sessions, draw_sessions
 from pf_core.world.simulate import Actions, Impressions, Site, collect_actions, simulate_impressions
@@ -32,7 +32,7 @@ MAX_DELAY_DAYS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Engagement:
-    """One row for each (user, pin, time), given that the pin is shown in a session that starts at that time."""
+    """Probabilities for each (user, pin, time), given that the pin is shown in a session that starts at that time."""
 
     none: Doubles
     actions: Doubles  # [row, ACTION_TYPES]; with `none` they sum to 1
@@ -47,6 +47,8 @@ class Engagement:
 
 
 class World:
+    """A site with its users and pins; users are built in chunks, of which a few stay in memory."""
+
     def __init__(self, config: WorldConfig) -> None:
         self.config = config
         self.taxonomy = build_taxonomy(config)
@@ -59,13 +61,13 @@ class World:
             pins=self.pins,
             pin_utility=behaviour.pin_utilities(self.pins.traits),
             appeal=self.pins.traits[:, TRAITS.index("appeal")].copy(),
-            homefeed=self._stock(self.pins.is_candidate, num_rotations=config.num_rotations),
-            everything=self._stock(np.ones(len(self.pins), dtype=np.bool_), num_rotations=1),
+            homefeed=self._sampler(self.pins.is_candidate, num_rotations=config.num_rotations),
+            everything=self._sampler(np.ones(len(self.pins), dtype=np.bool_), num_rotations=1),
         )
         self._users = lru_cache(maxsize=CHUNKS_IN_MEMORY)(lambda chunk: build_users(config, self.taxonomy, chunk))
 
-    def _stock(self, mask: NDArray[np.bool_], *, num_rotations: int) -> Shelf:
-        return Shelf(
+    def _sampler(self, mask: NDArray[np.bool_], *, num_rotations: int) -> PinSampler:
+        return PinSampler(
             self.pins,
             mask=mask,
             num_subtopics=self.config.num_subtopics,
@@ -74,7 +76,7 @@ class World:
             fresh_days=self.config.fresh_days,
         )
 
-    # Who and what
+    # Users and pins
 
     def users(self, chunk: int) -> Users:
         if not 0 <= chunk < self.config.num_chunks:
@@ -82,10 +84,10 @@ class World:
         return self._users(chunk)
 
     def users_at(self, user_index: ArrayLike) -> Users:
-        """One row for each index, which may repeat and come from any chunk."""
+        """Return one row for each index; indices may repeat and be of any chunk."""
         index = np.asarray(user_index, dtype=np.int64)
         if index.size and not 0 <= index.min() <= index.max() < self.config.num_users:
-            raise ValueError(f"user indices must lie in [0, {self.config.num_users})")
+            raise ValueError(f"user indices must be in [0, {self.config.num_users})")
         chunk_of = index // self.config.users_per_chunk
         if not index.size:
             return take(self.users(0), index)
@@ -95,14 +97,14 @@ class World:
         return take(concat(parts), arrived)
 
     def user_id(self, user_index: ArrayLike) -> Ints:
-        """Ids in the logs: integers below 2^53, neither dense nor ordered."""
+        """Return the users' ids in the logs: integers below 2^53, neither dense nor ordered."""
         return self._user_ids.encode(np.asarray(user_index))
 
     def user_index(self, user_id: ArrayLike) -> Ints:
         return self._user_ids.decode(np.asarray(user_id))
 
     def pin_id(self, pin_index: ArrayLike) -> pa.StringArray:
-        """Ids in the logs: strings such as 'p0k3x9a1z'."""
+        """Return the pins' ids in the logs: strings such as 'p0k3x9a1z'."""
         return spell_pins(self._pin_ids.encode(np.asarray(pin_index)))
 
     def pin_index(self, pin_id: pa.Array | pa.ChunkedArray | list[str]) -> Ints:
@@ -113,20 +115,20 @@ class World:
         return [self.taxonomy.topic_names[topic] for topic in topics]
 
     def vectors(self, start: int = 0, stop: int | None = None) -> Floats:
-        """Content vectors (unit norm) of the pins with index in [start, stop)."""
+        """Return the content vectors (unit norm) of the pins with index in [start, stop)."""
         stop = len(self.pins) if stop is None else stop
         blocks = list(content_vectors(self.config, self.taxonomy, self.pins, self._content, start, stop))
         return np.concatenate(blocks) if blocks else np.empty((0, self.config.content.dim), dtype=np.float32)
 
     def created_on(self, day: int) -> tuple[int, int]:
-        """The range of pins created on a day; that of day 0 begins with all that exist at the start."""
+        """Return the index range of the pins created on a day; day 0 includes the pins that exist at the start."""
         first = 0 if day == 0 else int(np.searchsorted(self.pins.visible_day, day, side="right"))
         return first, int(np.searchsorted(self.pins.visible_day, day + 1, side="right"))
 
-    # What happens
+    # The simulation
 
     def sessions(self, day: int, chunk: int) -> Sessions:
-        """The sessions whose actions arrive on a day: those of that day, and late ones of the days before."""
+        """Return the sessions whose actions arrive on a day: sessions of that day, and late ones of the days before."""
         users = self.users(chunk)
         parts = [
             draw_sessions(self.config, self.taxonomy, users, chunk=chunk, day=day - delay, delay_days=delay)
@@ -135,12 +137,12 @@ class World:
         return concat(parts)
 
     def impressions(self, day: int, chunk: int) -> tuple[Sessions, Impressions]:
-        """What was shown in those sessions, engaged with or not."""
+        """Return the sessions whose actions arrive on a day, and every pin that was shown in them."""
         sessions, impressions, _ = self._play(day, chunk)
         return sessions, impressions
 
     def actions(self, day: int, chunk: int) -> Actions:
-        """The true actions that arrive on a day, without dirt (but for the delay)."""
+        """Return the true actions that arrive on a day: late ones are included, other defects are not."""
         sessions, impressions, rng = self._play(day, chunk)
         return collect_actions(
             self._site, self.users(chunk), sessions, impressions, start_s=self.config.start_s, rng=rng
@@ -151,10 +153,10 @@ class World:
         rng = open_stream(self.config.seed, Stream.ACTIONS, day, chunk)
         return sessions, simulate_impressions(self._site, self.users(chunk), sessions, rng), rng
 
-    # What would happen
+    # The ground truth
 
     def interests(self, user_index: ArrayLike, ts_s: ArrayLike) -> tuple[Ints, Floats]:
-        """Sub-topics [row, k] on the users' minds at these times, and their shares: the odds of the intent."""
+        """Return the sub-topics [row, k] that interest the users at these times, and their probability as intent."""
         users = self.users_at(np.atleast_1d(user_index))
         times = np.broadcast_to(np.asarray(ts_s, dtype=np.float64), (len(users),))
         return current_interests(self.config, self.taxonomy, users, times)
@@ -168,10 +170,10 @@ class World:
         *,
         intent: ArrayLike | None = None,
     ) -> Engagement:
-        """What a user would do with a pin shown to her, row by row (the arguments are broadcast).
+        """Return the probabilities of what a user does with a pin that is shown, row by row (arguments are broadcast).
 
-        Without `intent` (sub-topics) the answer is averaged over the intents that she may have at that time.
-        Times are epoch seconds. Whether the surface would show the pin, or she be there, is not asked.
+        Without `intent` (sub-topics), they are averaged over the intents that the user may have at that time. Times
+        are epoch seconds. The probability that the surface shows the pin is not included.
         """
         user_index, pin, times = np.broadcast_arrays(
             np.atleast_1d(user_index), np.asarray(pin_index), np.asarray(ts_s, dtype=np.float64)

@@ -106,7 +106,7 @@ def test_a_range_and_its_days_give_the_same(site: Site, instance: dg.DagsterInst
     assert len(all_timelines(site, END)) > 100
 
 
-def test_ingestion_undoes_the_dirt_of_the_logs(site: Site, instance: dg.DagsterInstance) -> None:
+def test_ingestion_undoes_the_defects_of_the_logs(site: Site, instance: dg.DagsterInstance) -> None:
     """The world knows what truly happened: duplicates, late, unknown and malformed rows must not change it."""
     assert run(site, instance, START, END, assets=("raw_actions",)).success
     world = World(tiny(num_users=300, num_days=8))
@@ -282,5 +282,5 @@ def test_raw_actions_are_where_the_page_says(site: Site, instance: dg.DagsterIns
     assert run(site, instance, START, assets=("raw_actions",)).success
     manifest = read_manifest(site, START)
     assert manifest is not None
-    folder = partition_dir(site, START) / manifest["build"]
+    folder = partition_dir(site.directory, START) / manifest["build"]
     assert sum(pq.read_metadata(path).num_rows for path in folder.glob("bucket-*")) == manifest["counts"]["kept"]

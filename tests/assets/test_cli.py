@@ -147,7 +147,6 @@ def test_a_site_has_a_dagster_home(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("PF_SITE", raising=False)
     assert dagster_home() == dagster_home(DEMO_SITE) == str(DEMO_SITE.parent)
     assert dagster_home(EXPERIMENTS_SITE) == str(EXPERIMENTS_SITE.parent)
-    assert dagster_home(tmp_path / "site.yaml") == str(DEMO_SITE.parent), "there is no dagster.yaml beside it"
     (tmp_path / "dagster.yaml").touch()
     assert dagster_home(tmp_path / "site.yaml") == str(tmp_path)
     monkeypatch.setenv("DAGSTER_HOME", "/elsewhere")

@@ -422,7 +422,7 @@ def test_status_names_what_is_missing_and_stale(
 def test_advice_is_a_sentence(site: Site) -> None:
     tags = {"dagster/asset_partition_range_start": day(1), "dagster/asset_partition_range_end": day(3)}
     advice = advise(asset="user_timelines", reason="the logs are gone", tags=tags)
-    assert advice.startswith("user_timelines failed: the logs are gone The previous release keeps serving.")
+    assert advice.startswith("user_timelines failed: the logs are gone. The previous release keeps serving.")
     assert f"pf repair --since {day(1)} --until {day(3)}" in advice
     assert "champion keeps serving" in advise(asset="pinnerformer_model", reason="no memory", tags={})
     assert "Re-execute it" in advise(asset=None, reason="", tags={})

@@ -193,7 +193,7 @@ def test_without_a_champion_the_candidate_becomes_it(site: Site, instance: dg.Da
 
 
 def test_what_cannot_be_judged_is_told_in_a_sentence(site: Site, instance: dg.DagsterInstance) -> None:
-    assert "no model is registered yet. Train one: dagster asset materialize" in failure_of(evaluate(site, instance))
+    assert "no model is registered yet; train one: dagster asset materialize" in failure_of(evaluate(site, instance))
     register(site, "good", is_good=True)
     with exclusive(site.directory / "training_set", "training_set"):
         assert "another run is writing training_set" in failure_of(evaluate(site, instance))
@@ -209,7 +209,7 @@ def test_the_check_without_an_evaluation(site: Site, instance: dg.DagsterInstanc
         selection=dg.AssetSelection.checks_for_assets("offline_evaluation"),
         instance=instance,
     )
-    assert verdict(result) == (False, "nothing was judged yet")
+    assert verdict(result) == (False, "nothing was evaluated yet")
 
 
 # pf promote

@@ -384,6 +384,7 @@ def test_a_recipe_that_fails_does_not_stop_the_others(
         raise PipelineError("the run failed")
 
     (tmp_path / "site.yaml").write_text(site.model_dump_json())
+    (tmp_path / "dagster.yaml").touch()
     monkeypatch.setenv("PF_SITE", str(tmp_path / "site.yaml"))
     monkeypatch.setattr(experiments_cli, "materialize", materialize)
     result = CliRunner().invoke(app, ["ablations", "--set", "masking", "--seeds", "1"])

@@ -404,7 +404,7 @@ def test_a_crash_is_told_with_its_first_error(tmp_path: Path) -> None:
         train_job._note_crash(tmp_path, rank, 2, error)
     with pytest.raises(dg.Failure, match="exit code 1; rank 1: RuntimeError: out of memory"):
         _raise_if_failed(tmp_path, 1)
-    with pytest.raises(dg.Failure, match="one was killed"):
+    with pytest.raises(dg.Failure, match="one of them was killed"):
         _raise_if_failed(tmp_path / "elsewhere", 1)
     _raise_if_failed(tmp_path, 0)
 

@@ -3,11 +3,13 @@
 import dataclasses
 import shutil
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
-from pf_assets.tracking.tracking import MAX_PARAM_CHARS, TrackedRun, Tracking, flatten, git_commit, run_url
+from pf_assets.tracking import runs
+from pf_assets.tracking.runs import MAX_PARAM_CHARS, TrackedRun, artifact_path, flatten, git_commit, run_url
+from pf_assets.tracking.tracking import Tracking
 from pf_core.errors import PipelineError
 from tests.support.sites import SmallSite
 
@@ -247,3 +249,10 @@ def test_names(tmp_path: Path) -> None:
     run = TrackedRun(experiment_id="3", run_id="abc")
     assert run_url(run, "http://localhost:5000").startswith("http://localhost:5000/#/experiments/3/runs/abc?")
     assert git_commit(tmp_path) == "unknown"
+
+
+def test_artifact_uris_are_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = Path("/data/my models/a")
+    assert artifact_path(local.as_uri()) == artifact_path(str(local)) == local
+    monkeypatch.setattr(runs, "path_of", PurePosixPath)  # s3fs is an extra
+    assert str(artifact_path("s3://bucket/data/a")) == str(PurePosixPath("s3://bucket/data/a"))

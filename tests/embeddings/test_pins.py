@@ -205,7 +205,7 @@ def test_days_beyond_the_retention_are_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "sentence"),
     [
-        ("feature", "the feature of pin 'p3' has a value that is not finite. Mend its vector, then: dagster asset"),
+        ("feature", "the feature of pin 'p3' has a value that is not finite; fix its vector, then: dagster asset"),
         ("model", "6 embeddings are not of unit length; the first is that of pin_id 'p0'"),
         ("candidates", "none of the 6 pins of pin_features 2026-01-01 is a candidate"),
         ("twice", "a pin_id has two rows; nothing was published"),

@@ -1,3 +1,4 @@
+import pickle
 import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -8,8 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pf_core.engine.base import Engine
 from pf_core.engine.local import LocalEngine
-from pf_core.engine.shuffle import Shuffle, merge_parts, rank_ids, sort_actions
+from pf_core.engine.shuffle import Shuffle, ShuffleShare, merge_parts, rank_ids, sort_actions
+from pf_core.engine.spark import SparkEngine
 from pf_core.hashing import bucket_of
 from pf_core.progress import report
 from pf_core.schemas import ACTION_COLUMNS, CATEGORY, TIMESTAMP
@@ -89,7 +92,7 @@ def test_sorting_is_pythons_sorting_of_distinct_rows(rows: list[tuple]) -> None:
 
 
 def shuffled(engine: LocalEngine, batches: list[tuple[pa.Table, np.ndarray]]) -> dict[int, tuple[list, int]]:
-    with engine.shuffle() as shuffle:
+    with engine.shuffle(1).open() as shuffle:
         for rows, group in batches:
             shuffle.add(rows, group)
         return {group: (rows.to_pylist(), duplicates) for group, rows, duplicates in shuffle.finish(below=4)}
@@ -128,7 +131,7 @@ def test_groups_can_be_finished_as_they_become_complete(memory_bytes: int, tmp_p
     def users(shuffle: Shuffle, below: int) -> list[tuple[int, list[int]]]:
         return [(group, table["user_id"].to_pylist()) for group, table, _ in shuffle.finish(below=below)]
 
-    with engine.shuffle() as shuffle:
+    with engine.shuffle(1).open() as shuffle:
         shuffle.add(rows(5, 6, 7), np.array([2, 0, 1]))
         shuffle.add(rows(3), np.array([0]))
         assert users(shuffle, 1) == [(0, [3, 6])]
@@ -151,7 +154,7 @@ def test_parts_of_many_are_what_one_would_have_shuffled(
         for number in range(num_tasks):
             spill_dir = Path(folder) / str(number)
             spill_dir.mkdir()
-            shuffle = Shuffle(memory_bytes=memory_bytes, spill_dir=spill_dir)
+            shuffle = ShuffleShare(memory_bytes=memory_bytes).fill(spill_dir)
             for row in range(number, len(rows), num_tasks):
                 shuffle.add(table.slice(row, 1), group[row : row + 1])
             shuffle.flush()
@@ -159,6 +162,29 @@ def test_parts_of_many_are_what_one_would_have_shuffled(
         merged = {number: (found.to_pylist(), repeats) for number, found, repeats in merge_parts(parts, range(4))}
     assert merged == expected
     assert memory_bytes == 1 or len(parts) <= num_tasks
+
+
+@pytest.mark.parametrize(("num_tasks", "num_at_a_time"), [(0, 1), (1, 1), (3, 3), (20, 4)])
+def test_tasks_that_run_at_the_same_time_divide_the_memory(num_tasks: int, num_at_a_time: int, tmp_path: Path) -> None:
+    engine = LocalEngine(num_workers=4, memory_mb=12, temp_dir=tmp_path)
+    assert engine.shuffle(num_tasks).memory_bytes == (12 << 20) // num_at_a_time
+
+
+def test_a_task_on_a_cluster_gets_a_workers_memory_however_few_there_are() -> None:
+    engine: Engine = SparkEngine(master="local", num_workers=4, memory_mb=12, settings={})
+    assert [engine.shuffle(num_tasks).memory_bytes for num_tasks in (1, 20)] == [3 << 20, 3 << 20]
+
+
+def test_spilled_rows_lie_in_the_folder_that_a_task_chooses(tmp_path: Path) -> None:
+    rows = actions_table([(1, T0, "p", "click", "search", 0.0)])
+    share = LocalEngine(num_workers=1, memory_mb=1, temp_dir=tmp_path / "engine").shuffle(1)
+    assert pickle.loads(pickle.dumps(share)) == share
+    with share.open(tmp_path / "task") as shuffle:
+        shuffle.add(rows, np.array([0]))
+        shuffle.flush()
+        assert [path.parent.parent for path in shuffle.spilled] == [tmp_path / "task"]
+    assert list((tmp_path / "task").iterdir()) == []
+    assert not (tmp_path / "engine").exists()
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

@@ -1,4 +1,4 @@
-"""Candidate against champion: the same question for everybody, and a rule that decides."""
+"""Candidate against champion: the same question for both, and a rule that decides."""
 
 import math
 from pathlib import Path
@@ -12,11 +12,20 @@ from pf_core.config.serving import PromotionConfig
 from pf_core.config.site import Site
 from pf_core.errors import PipelineError
 from pf_core.evaluation import promotion
-from pf_core.evaluation.promotion import Decision, decide, evaluate_models
-from pf_core.evaluation.scores import Scores, UserScores
+from pf_core.evaluation.embedders import BASELINE_EMBEDDERS
+from pf_core.evaluation.manifest import Promote, recall_by_type
+from pf_core.evaluation.promotion import (
+    Decision,
+    NamedModel,
+    decide_promotion,
+    evaluate_and_decide,
+    evaluate_models,
+    overrule,
+)
+from pf_core.evaluation.scores import Scores, UserScores, read_scores, recall_by_day
 from pf_core.evaluation.summary import summarize
 from pf_core.training.training_set import TrainingSet, latest_training_set, open_training_set
-from tests.support.judging import LAST, NUM_PINS, make_judged_site, write_model
+from tests.support.judging import CUT, LAST, NUM_PINS, make_judged_site, write_model
 
 RULE = PromotionConfig(recall_tolerance=0.125, coverage_tolerance=0.5)
 INDEX_SIZE = 160
@@ -43,7 +52,7 @@ def scores(recall_U: list[float], num_covered: int) -> Scores:
 
 
 def decided(candidate: Scores, champion: Scores) -> Decision:
-    return decide("new", "old", {"new": candidate, "old": champion}, RULE)
+    return decide_promotion("new", "old", {"new": candidate, "old": champion}, RULE)
 
 
 CHAMPION = scores([0.5] * 80, 80)
@@ -91,9 +100,34 @@ def test_the_reason_is_a_sentence() -> None:
 
 def test_without_a_champion_and_against_itself() -> None:
     judged = {"old": CHAMPION}
-    assert decide("old", None, judged, RULE) == Decision(promote=True, reason="there is no champion yet")
-    assert decide("old", "old", judged, RULE) == Decision(promote=False, reason="old is the champion already")
+    assert decide_promotion("old", None, judged, RULE) == Decision(promote=True, reason="there is no champion yet")
+    assert decide_promotion("old", "old", judged, RULE) == Decision(promote=False, reason="old is the champion already")
     assert decided(scores([0.1] * 80, 80), scores([0.0] * 80, 0)).promote
+
+
+BETTER = Decision(promote=True, reason="it is better")
+WORSE = Decision(promote=False, reason="it is worse")
+
+
+@pytest.mark.parametrize(
+    ("rule", "promote", "undone_at", "expected"),
+    [
+        (BETTER, "auto", None, BETTER),
+        (WORSE, "auto", None, WORSE),
+        (BETTER, "always", None, BETTER),
+        (WORSE, "never", None, WORSE),
+        (BETTER, "never", None, (False, "promote: never was asked for (the rule finds: it is better)")),
+        (WORSE, "always", None, (True, "promote: always was asked for (the rule finds: it is worse)")),
+        (BETTER, "auto", "noon", (False, "its promotion was undone at noon (the rule finds: it is better)")),
+        (WORSE, "auto", "noon", WORSE),
+        (BETTER, "always", "noon", BETTER),  # a run's own request goes before
+    ],
+)
+def test_a_run_overrules_the_rule(
+    rule: Decision, promote: Promote, undone_at: str | None, expected: Decision | tuple[bool, str]
+) -> None:
+    decision = overrule(rule, promote, undone_at=undone_at)
+    assert decision == expected or (decision.promote, decision.reason) == expected
 
 
 # A site
@@ -142,11 +176,62 @@ def test_models_that_cannot_be_judged(site: Site, data: TrainingSet, tmp_path: P
             evaluate_models(site, data, {"it": folder}, progress=silent)
 
 
-def test_the_device_is_the_sites(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_is_the_sites(
+    site: Site, data: TrainingSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class StopError(Exception):
+        pass
+
+    def stop(*_: object, device: torch.device, **__: object) -> Scores:
+        raise StopError(device.type)
+
+    monkeypatch.setattr(promotion, "score_model", stop)
     for has_gpu, wanted, expected in ((True, "auto", "cuda"), (False, "auto", "cpu"), (True, "cpu", "cpu")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
         chosen = site.model_copy(update={"serving": site.serving.model_copy(update={"device": wanted})})
-        assert promotion._device(chosen).type == expected
+        with pytest.raises(StopError, match=f"^{expected}$"):
+            evaluate_models(chosen, data, {"it": tmp_path}, progress=silent)
+
+
+def test_the_manifest_of_an_evaluation(site: Site, data: TrainingSet, tmp_path: Path) -> None:
+    good = NamedModel(name="good", path=write_model(tmp_path / "good"))
+    bad = NamedModel(name="bad", path=write_model(tmp_path / "bad", is_good=False))
+    lines: list[str] = []
+    file = tmp_path / "scores.parquet"
+    manifest = evaluate_and_decide(site, data, good, bad, scores_path=file, progress=lines.append)
+    written = read_scores(file)
+    assert manifest["question"] == written.question
+    assert (manifest["training_set"], manifest["cut_ds"], manifest["last_ds"]) == (data.fingerprint, CUT, LAST)
+    assert (manifest["candidate"], manifest["champion"]) == ("good", "bad")
+    assert list(manifest["summaries"]) == ["good", "bad", *BASELINE_EMBEDDERS]
+    assert manifest["summaries"]["good"] == summarize(written)
+    assert manifest["by_day"].keys() == {"good", "bad"}
+    assert manifest["by_day"]["good"] == recall_by_day(written)
+    assert manifest["num_pins"] == NUM_PINS
+    assert manifest["counts"]["users"] == data.held_out.num_users
+    assert recall_by_type(manifest["summaries"]["good"]["once"]).keys() == {"closeup"}
+    reason = manifest["decision"]["reason"]
+    assert manifest["decision"] == {"promote": True, "reason": reason, "asked_for": "auto"}
+    assert manifest["candidate_is_champion"]
+    assert lines[-1] == f"promoted: {reason}"
+
+
+def test_who_is_champion_after_an_evaluation(site: Site, data: TrainingSet, tmp_path: Path) -> None:
+    good = NamedModel(name="good", path=write_model(tmp_path / "good"))
+    bad = NamedModel(name="bad", path=write_model(tmp_path / "bad", is_good=False))
+
+    def decided_for(candidate: NamedModel, champion: NamedModel | None, promote: Promote) -> tuple[bool, bool]:
+        file = tmp_path / "scores.parquet"
+        manifest = evaluate_and_decide(
+            site, data, candidate, champion, promote=promote, scores_path=file, progress=silent
+        )
+        return manifest["decision"]["promote"], manifest["candidate_is_champion"]
+
+    assert decided_for(bad, good, "auto") == (False, False)
+    assert decided_for(bad, good, "always") == (True, True)
+    assert decided_for(good, bad, "never") == (False, False)
+    assert decided_for(good, good, "always") == (False, True)  # nothing is promoted, and it is champion
+    assert decided_for(good, None, "auto") == (True, True)
 
 
 def test_once_decides_and_must_be_asked() -> None:

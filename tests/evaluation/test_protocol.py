@@ -11,8 +11,8 @@ from torch import Tensor
 from pf_core.config.serving import Frequency
 from pf_core.errors import PipelineError
 from pf_core.evaluation import protocol
-from pf_core.evaluation.embedders import BASELINES, SequenceReader, Vectors, open_model
-from pf_core.evaluation.protocol import judge, judge_baseline, judge_model, recall_by_density, with_index
+from pf_core.evaluation.embedders import BASELINE_EMBEDDERS, QueryVectors, SequenceQueryEmbedder, open_model_embedder
+from pf_core.evaluation.protocol import recall_by_density, score_baseline, score_embedder, score_model, with_index
 from pf_core.evaluation.question import Question, ask
 from pf_core.evaluation.scores import Scores, UserScores, read_scores, recall_by_day
 from pf_core.evaluation.summary import bootstrap_interval, summarize
@@ -77,9 +77,9 @@ def same(one: Scores, other: Scores) -> bool:
 class ByNumber:
     """Users and pins on a line: a user stands at the pin that she saw last, pins at their own row; nearer is better."""
 
-    def embed(self, user_Q: np.ndarray, end_Q: np.ndarray) -> Vectors:
+    def embed(self, user_Q: np.ndarray, end_Q: np.ndarray) -> QueryVectors:
         at = torch.from_numpy(self.question.timelines.pin[end_Q - 1]).float()
-        return Vectors(np.arange(len(end_Q) + 1), torch.stack([at, torch.ones(len(at))], 1))
+        return QueryVectors(np.arange(len(end_Q) + 1), torch.stack([at, torch.ones(len(at))], 1))
 
     def __init__(self, question: Question) -> None:
         self.question = question
@@ -98,7 +98,7 @@ def test_recall_by_hand(planted: TrainingSet) -> None:
         [(-1.5, 10, "click"), (0.25, 11, "REPIN"), (5.0, 100, "click"), (9.5, 103, "REPIN")],
     ]
     question = draw_question(planted, users, index_pin=np.arange(150))
-    scores = judge(question, ByNumber(question), "it", frequencies=EVERY, progress=silent)
+    scores = score_embedder(question, ByNumber(question), "it", frequencies=EVERY, progress=silent)
     once = scores.frequencies["once"]
     assert once.num_positives.tolist() == [3, 2]
     assert once.recall_at_10.tolist() == [1 / 3, 1 / 2]
@@ -124,7 +124,7 @@ def test_recall_by_hand(planted: TrainingSet) -> None:
 def test_entropy_and_coverage_by_hand(planted: TrainingSet) -> None:
     users = [[(-1.0, 50, "click"), (0.5, 48, "REPIN")]] * 4 + [[(-1.0, 150, "click"), (0.5, 48, "REPIN")]]
     question = draw_question(planted, users, index_pin=np.arange(200))
-    scores = judge(question, ByNumber(question), "it", frequencies=("once",), progress=silent)
+    scores = score_embedder(question, ByNumber(question), "it", frequencies=("once",), progress=silent)
     # 50 neighbouring pins of interests row % 8: two interests have 7 of them, six have 6.
     expected = -(2 * 7 / 50 * math.log(7 / 50) + 6 * 6 / 50 * math.log(6 / 50))
     np.testing.assert_allclose(scores.frequencies["once"].interest_entropy_at_50, [expected] * 5)
@@ -136,9 +136,9 @@ def test_entropy_and_coverage_by_hand(planted: TrainingSet) -> None:
 
 
 def test_recall_is_that_of_a_brute_force_search(question: Question, model_dir: Path) -> None:
-    scores = judge_model(question, model_dir, frequencies=EVERY, progress=silent)
+    scores = score_model(question, model_dir, frequencies=EVERY, progress=silent)
     model, _ = load_model(model_dir)
-    reader = open_model(question, model_dir, name="it", device=CPU)
+    reader = open_model_embedder(question, model_dir, name="it", device=CPU)
     with torch.no_grad():
         index = reader.pins(question.index_pin)
         for frequency in EVERY:
@@ -174,11 +174,11 @@ def _as_sequences(question: Question, rows: np.ndarray) -> Sequences:
 
 
 def test_chunks_do_not_matter(question: Question, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = judge_model(question, model_dir, frequencies=EVERY, progress=silent)
-    sage = judge_baseline(question, "pinnersage_5", frequencies=("once",), progress=silent)
+    expected = score_model(question, model_dir, frequencies=EVERY, progress=silent)
+    sage = score_baseline(question, "pinnersage_5", frequencies=("once",), progress=silent)
     monkeypatch.setattr(protocol, "CHUNK_QUERIES", 47)
-    assert same(judge_model(question, model_dir, frequencies=EVERY, progress=silent), expected)
-    assert same(judge_baseline(question, "pinnersage_5", frequencies=("once",), progress=silent), sage)
+    assert same(score_model(question, model_dir, frequencies=EVERY, progress=silent), expected)
+    assert same(score_baseline(question, "pinnersage_5", frequencies=("once",), progress=silent), sage)
 
 
 def test_a_model_with_its_words_in_another_order_is_the_same_model(question: Question, tmp_path: Path) -> None:
@@ -188,8 +188,8 @@ def test_a_model_with_its_words_in_another_order_is_the_same_model(question: Que
     other, description = load_model(tmp_path / "other")
     other.actions.action_type.weight.data = model.actions.action_type.weight.data[order]
     save_model(tmp_path / "other", other, {key: value for key, value in description.items() if key != "model"})
-    expected = judge_model(question, tmp_path / "one", frequencies=("once",), progress=silent)
-    assert same(judge_model(question, tmp_path / "other", frequencies=("once",), progress=silent), expected)
+    expected = score_model(question, tmp_path / "one", frequencies=("once",), progress=silent)
+    assert same(score_model(question, tmp_path / "other", frequencies=("once",), progress=silent), expected)
 
 
 class Spy:
@@ -209,11 +209,11 @@ class Spy:
 
 @pytest.mark.parametrize("sequence_length", [1, 25, 1000])
 @pytest.mark.parametrize("dropped_by", ["unknown word", "sequence_types"])
-def test_each_contender_reads_the_newest_actions_that_it_knows(
+def test_each_embedder_reads_the_newest_actions_that_it_knows(
     question: Question, sequence_length: int, dropped_by: str
 ) -> None:
     spy, known = Spy(), ["repin", "click"]
-    reader = SequenceReader(
+    reader = SequenceQueryEmbedder(
         question=question,
         embedder=spy,
         sequence_length=sequence_length,
@@ -221,7 +221,7 @@ def test_each_contender_reads_the_newest_actions_that_it_knows(
         surfaces=["homefeed"],
         sequence_types=None if dropped_by == "unknown word" else known,
     )
-    scores = judge(question, reader, "it", frequencies=("once",), progress=silent)
+    scores = score_embedder(question, reader, "it", frequencies=("once",), progress=silent)
     timelines, expected = question.timelines, []
     for user in range(question.num_users):
         rows = range(timelines.offsets[user], timelines.offsets[user + 1])
@@ -235,7 +235,7 @@ def test_each_contender_reads_the_newest_actions_that_it_knows(
 
 def test_nothing_is_found_for_a_user_without_an_embedding(question: Question, tmp_path: Path) -> None:
     blank = write(tmp_path / "blank", action_types=["a new word"])
-    scores = judge_model(question, blank, frequencies=("once",), progress=silent)
+    scores = score_model(question, blank, frequencies=("once",), progress=silent)
     summary = summarize(scores)["once"]
     assert (summary["recall_at_10"], summary["recall_at_10_interval"]) == (0, [0, 0])
     assert summary["users_without_embedding"] == 150
@@ -246,34 +246,34 @@ def test_nothing_is_found_for_a_user_without_an_embedding(question: Question, tm
 
 def test_baselines_find_a_planted_interest_or_do_not(question: Question) -> None:
     recall = {
-        name: summarize(judge_baseline(question, name, frequencies=("once",), progress=silent))["once"]["recall_at_10"]
-        for name in BASELINES
+        name: summarize(score_baseline(question, name, frequencies=("once",), progress=silent))["once"]["recall_at_10"]
+        for name in BASELINE_EMBEDDERS
     }
     by_interest = min(recall["mean_of_20"], recall["mean_of_100"])
     assert by_interest > 2 * max(recall["popularity_7d"], recall["popularity_365d"])
     assert recall["pinnersage_20"] >= recall["pinnersage_5"] > recall["popularity_365d"]
 
 
-def test_models_that_cannot_be_judged(question: Question, tmp_path: Path) -> None:
+def test_models_that_cannot_be_evaluated(question: Question, tmp_path: Path) -> None:
     late = write(tmp_path / "late", cut_ds="2026-03-02")
     with pytest.raises(PipelineError, match="model late was trained on days until 2026-03-02"):
-        open_model(question, late, name="late", device=CPU)
+        open_model_embedder(question, late, name="late", device=CPU)
     with pytest.raises(PipelineError, match="no model in"):
-        open_model(question, tmp_path / "nowhere", name="it", device=CPU)
+        open_model_embedder(question, tmp_path / "nowhere", name="it", device=CPU)
 
 
-def test_long_judgements_show_progress(question: Question, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_evaluations_show_progress(question: Question, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(protocol, "SAY_EVERY_S", -1.0)
+    monkeypatch.setattr(protocol, "REPORT_EVERY_S", -1.0)
     monkeypatch.setattr(protocol, "CHUNK_QUERIES", 128)
-    judge_model(question, model_dir, name="it", frequencies=("once",), progress=lines.append)
-    assert lines == ["it, once: 128 of 150 embeddings judged", "it, once: 150 of 150 embeddings judged"]
+    score_model(question, model_dir, name="it", frequencies=("once",), progress=lines.append)
+    assert lines == ["it, once: 128 of 150 embeddings scored", "it, once: 150 of 150 embeddings scored"]
 
 
 def test_recall_grows_as_the_index_thins(question: Question, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "INDEX_SHARES", (1 / 8, 1 / 2, 1))
     for name in ("mean_of_20", "pinnersage_5"):
-        found = recall_by_density(question, BASELINES[name](question), name, progress=silent)
+        found = recall_by_density(question, BASELINE_EMBEDDERS[name](question), name, progress=silent)
         assert list(found) == ["25", "100", "200"]
         assert found["25"]["recall_at_10"] >= found["100"]["recall_at_10"] >= found["200"]["recall_at_10"]
     assert len(np.unique(with_index(question, 25).index_pin)) == 25
@@ -283,7 +283,7 @@ def test_recall_grows_as_the_index_thins(question: Question, monkeypatch: pytest
 
 
 def test_scores_survive_their_file(question: Question, model_dir: Path, tmp_path: Path) -> None:
-    scores = judge_model(question, model_dir, frequencies=EVERY, progress=silent)
+    scores = score_model(question, model_dir, frequencies=EVERY, progress=silent)
     scores.write(tmp_path / "scores.parquet")
     read = read_scores(tmp_path / "scores.parquet")
     assert (read.question, read.index_size) == (question.fingerprint, 120)
@@ -310,6 +310,6 @@ def test_the_planted_interests_are_the_pins_own(planted: TrainingSet) -> None:
 
 
 def test_types(question: Question, model_dir: Path) -> None:
-    once = judge_model(question, model_dir, frequencies=("once",), progress=silent).frequencies["once"]
+    once = score_model(question, model_dir, frequencies=("once",), progress=silent).frequencies["once"]
     assert isinstance(once, UserScores)
     assert set(once.recall_at_10_by_type) == set(TYPES)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pf_core.evaluation.scores import Scores
-from pf_core.experiments.bootstrap import Interval, Resampled, Verdict, decide, join, judge
+from pf_core.experiments.bootstrap import Interval, Resampled, Verdict, apply_rule, assess_claim, join_verdicts
 from pf_core.experiments.claims import Claim, Part, Results, alike, greater, no_better
 from pf_core.experiments.quantities import Metric, coverage, drop, entropy, recall
 from pf_core.metrics.diversity import p90_coverage
@@ -19,7 +19,7 @@ def claim_of(*parts: Part) -> Claim:
 
 
 def verdict_of(results: Results, *parts: Part) -> Verdict:
-    return judge(claim_of(*parts), Resampled(results)).verdict
+    return assess_claim(claim_of(*parts), Resampled(results)).verdict
 
 
 def recalls(level: float, *, spread: float = 0.05, seed: int = 0) -> np.ndarray:
@@ -76,7 +76,7 @@ def test_alike_and_no_better(change: float, spread: float, of_alike: Verdict, of
     ],
 )
 def test_the_borders_of_the_rule(kind: str, low: float, high: float, verdict: Verdict) -> None:
-    assert decide(kind, Interval((low + high) / 2, low, high)) == verdict
+    assert apply_rule(kind, Interval((low + high) / 2, low, high)) == verdict
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_the_borders_of_the_rule(kind: str, low: float, high: float, verdict: Ve
     ],
 )
 def test_every_part_must_hold(verdicts: list[Verdict], joined: Verdict) -> None:
-    assert join(verdicts) == joined
+    assert join_verdicts(verdicts) == joined
 
 
 def test_users_are_paired() -> None:
@@ -224,7 +224,7 @@ def test_coverage_of_everybody_seeing_the_same() -> None:
 
 
 def test_what_was_not_run_is_named() -> None:
-    judged = judge(
+    judged = assess_claim(
         claim_of(greater(recall("it"), recall("absent")), greater(recall("it", "daily"), coverage("it"))),
         Resampled(Results({"it": even(0.2)})),
     )

@@ -10,7 +10,7 @@ import torch
 from pf_core.config.serving import Frequency
 from pf_core.config.site import Site, load_site
 from pf_core.config.training import TrainConfig, TrainingConfig, demo
-from pf_core.evaluation.protocol import judge_baseline, judge_model
+from pf_core.evaluation.protocol import score_baseline, score_model
 from pf_core.evaluation.question import Question, open_question
 from pf_core.evaluation.scores import Scores, read_scores
 from pf_core.evaluation.summary import summarize
@@ -203,11 +203,11 @@ def tiny_site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 def run(experiment: Experiment, site: Site, question: Question, run_dir: Path) -> Scores:
     asked: Any = {"frequencies": experiment.frequencies, "progress": lambda message: None}
     if isinstance(experiment, Baseline):
-        return judge_baseline(question, experiment.name, **asked)
+        return score_baseline(question, experiment.name, **asked)
     config = experiment.configure(site.training.train_config, seed=0)
     data = question.data.path
     train(config, training_set=data, run_dir=run_dir, num_workers=0, observer=Silence())
-    return judge_model(question, run_dir / "model", **asked)
+    return score_model(question, run_dir / "model", **asked)
 
 
 def test_every_experiment_is_trained_and_judged(tiny_site: Site, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Judgements of a day's log: each passes on a good manifest and fails on a doctored one."""
+"""Data checks of raw_actions: each passes on a good manifest and fails on a doctored one."""
 
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,7 @@ def site_in(root: Path) -> Site:
 def test_the_days_before_are_compared_as_far_as_they_exist(tmp_path: Path) -> None:
     site = site_in(tmp_path)
     for ds in ("2026-01-15", "2026-01-16", "2026-01-18", "2026-01-19", DS, "2026-01-21"):
-        write_json(partition_dir(site, ds) / MANIFEST, manifest(ds))
+        write_json(partition_dir(site.directory, ds) / MANIFEST, manifest(ds))
     days = [day["ds"] for day in trailing_manifests(site, DS)]
     assert sorted(days) == ["2026-01-16", "2026-01-18", "2026-01-19"]  # four days back; the 17th is missing
 

@@ -1,6 +1,6 @@
-"""The mappings under docs/sources: on a few rows in each format and, where the real logs are at hand, on those.
+"""The mappings under docs/sources: on a few rows in each format and, if their folders are given, on the real logs.
 
-GLOBO_DIR=… GLOBO_VECTORS=… KUAIRAND_DIR=… KUAIRAND_START=… pytest tests/core/test_example_sources.py
+GLOBO_DIR=… GLOBO_VECTORS=… KUAIRAND_DIR=… KUAIRAND_START=… pytest tests/logs/test_example_sources.py
 """
 
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from pf_core.config.site import Site, load_site
 from pf_core.config.source import LearnedVectors
-from pf_core.days import ds_range, shift_ds
+from pf_core.days import ds_range, ds_start_us, shift_ds
 from pf_core.engine.local import LocalEngine
 from pf_core.logs.ingest import ingest_days
 from pf_core.pins.features import build_pin_features, feature_coverage, read_pin_features
@@ -20,6 +20,7 @@ from pf_core.timelines.assembly import find_fault
 from pf_core.timelines.build import build_timelines, read_bucket
 
 SOURCES = Path(__file__).parents[2] / "docs" / "sources"
+HOUR_MS = 3_600_000
 
 GLOBO_HEADER = (
     "user_id,session_id,session_start,session_size,click_article_id,click_timestamp,"
@@ -57,7 +58,7 @@ def run(site: Site, days: list[str]) -> dict[int, list[tuple[str, str, float]]]:
 
 
 def test_globo(tmp_path: Path) -> None:
-    noon_ms = 1_506_859_200_000  # 2017-10-01 12:00 UTC
+    noon_ms = ds_start_us("2017-10-01") // 1000 + 12 * HOUR_MS
     for hour, rows in enumerate([[(1, 10, 0), (2, 11, 5)], [(1, 11, 3_600_000), (1, 12, 86_400_000)]]):
         lines = [f"{user},0,0,2,{article},{noon_ms + offset_ms},4,3,20,1,20,5" for user, article, offset_ms in rows]
         write(tmp_path / f"logs/clicks/clicks_hour_{hour:03d}.csv", GLOBO_HEADER, lines)
@@ -81,7 +82,7 @@ def test_globo(tmp_path: Path) -> None:
 
 def test_kuairand(tmp_path: Path) -> None:
     def row(user: int, minute: int, flags: str, play_ms: int, tab: int) -> str:
-        time_ms = 1_650_812_400_000 + minute * 60_000  # 2022-04-24 15:00 UTC
+        time_ms = ds_start_us("2022-04-24") // 1000 + 15 * HOUR_MS + minute * 60_000
         return f"{user},5,20220425,0,{time_ms},{flags},{play_ms},30000,0,0,0,0,{tab}"
 
     # Flags: click, like, follow, comment, forward, hate, long_view.

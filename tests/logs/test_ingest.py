@@ -7,7 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pf_core.config.source import Positive
-from pf_core.days import ds_range, shift_ds
+from pf_core.days import ds_range, ds_start_us, shift_ds
+from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
 from pf_core.logs.checks import judge_late_rows
 from pf_core.logs.partition import partition_dir, read_manifest, read_quarantine
@@ -25,7 +26,7 @@ MakeSite = Callable[..., Any]
 
 @pytest.fixture(params=["one task", "shared"])
 def small_site(small_site: MakeSite, request: pytest.FixtureRequest) -> MakeSite:
-    """Everything here holds of both ways."""
+    """All tests run on both ways of ingestion."""
 
     def make(**options: Any) -> SmallSite:
         site: SmallSite = small_site(**options)
@@ -37,7 +38,7 @@ def small_site(small_site: MakeSite, request: pytest.FixtureRequest) -> MakeSite
 
 
 def balance(manifest: dict[str, Any]) -> int:
-    """What was read and received, minus everything it was accounted for as; 0 if nothing was lost."""
+    """Rows read and received, minus rows of every outcome; 0 if no row was lost."""
     counts = manifest["counts"]
     spent = ("kept", "duplicates", "skipped", "sent", "forgotten", "quarantined")
     return counts["read"] + counts["received"] - sum(counts[name] for name in spent)
@@ -121,16 +122,18 @@ def test_an_undated_log_is_cut_into_days_in_one_pass(small_site: MakeSite) -> No
     rows = [(u, f"p{n}", n * 40_000.0, "look" if n % 5 else "nonsense") for n in range(9) for u in (1, 2)]
     site.write_log("", [*rows, (3, "stray", 40 * DAY_S, "look"), (None, "nobody", 3 * DAY_S, "look")])
     manifests = site.ingest(DAYS)
-    expected = Counter(int(s // DAY_S) for _, _, s, event in rows if event == "look")
-    assert [len(site.actions(ds)) for ds in DAYS] == [expected[day] for day in range(4)]
-    assert [manifest["counts"]["quarantined"] for manifest in manifests] == [2, 0, 2, 1]
+    kept = Counter(int(s // DAY_S) for _, _, s, event in rows if event == "look")
+    rejected = Counter(int(s // DAY_S) for _, _, s, event in rows if event == "nonsense") + Counter([3])  # nobody
+    assert [len(site.actions(ds)) for ds in DAYS] == [kept[day] for day in range(4)]
+    assert [manifest["counts"]["quarantined"] for manifest in manifests] == [rejected[day] for day in range(4)]
+    assert sum(rejected.values()) == 2 * 2 + 1
     assert manifests[0]["outside_site_days"] == 1
     assert [balance(manifest) for manifest in manifests] == [0, 0, 0, 0]
 
 
 def test_undated_lines_without_a_time_go_with_the_row_before(small_site: MakeSite) -> None:
     site = small_site(path="logs/all.csv", end_ds=DAYS[1])
-    start_us = 1_767_225_600_000_000
+    start_us = ds_start_us(DAYS[0])
     lines = [
         "user,pin,time_us,event,place,dwell_s",
         "broken",
@@ -165,7 +168,7 @@ def test_a_mapping_that_fits_no_row_is_an_error_and_publishes_nothing(small_site
     with pytest.raises(PipelineError, match=r"not one of the 2 rows .*row 1: action_type: unknown value"):
         site.ingest(DAYS[:1])
     assert read_manifest(site.site, DAYS[0]) is None
-    assert list(partition_dir(site.site, DAYS[0]).glob("[!.]*")) == []
+    assert list(partition_dir(site.site.directory, DAYS[0]).glob("[!.]*")) == []
 
 
 def test_a_missing_day_is_an_error_and_an_empty_one_is_a_partition(small_site: MakeSite) -> None:
@@ -182,11 +185,11 @@ def test_a_truncated_file_leaves_the_old_partition(small_site: MakeSite) -> None
     site = small_site()
     path = site.write_log(DAYS[0], [(1, "p", 1.0, "look")])
     site.ingest(DAYS[:1])
-    before = read_json(partition_dir(site.site, DAYS[0]) / MANIFEST)
+    before = read_json(partition_dir(site.site.directory, DAYS[0]) / MANIFEST)
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(PipelineError, match=r"2026-01-01\.parquet cannot be read as parquet"):
         site.ingest(DAYS[:1])
-    assert read_json(partition_dir(site.site, DAYS[0]) / MANIFEST) == before
+    assert read_json(partition_dir(site.site.directory, DAYS[0]) / MANIFEST) == before
     assert len(site.actions(DAYS[0])) == 1
 
 
@@ -197,7 +200,10 @@ def test_rerunning_gives_the_same_bytes_and_keeps_one_build(small_site: MakeSite
     [second] = site.ingest(DAYS[:1])
     assert second["files"] == first["files"]
     assert second["build"] != first["build"]
-    assert sorted(p.name for p in partition_dir(site.site, DAYS[0]).glob("[!.]*")) == [second["build"], MANIFEST]
+    assert sorted(p.name for p in partition_dir(site.site.directory, DAYS[0]).glob("[!.]*")) == [
+        second["build"],
+        MANIFEST,
+    ]
 
 
 def test_forgotten_users_stay_out_and_are_counted(small_site: MakeSite) -> None:
@@ -214,7 +220,7 @@ def test_forgotten_users_stay_out_and_are_counted(small_site: MakeSite) -> None:
 
 
 @pytest.mark.parametrize("path", ["logs/{ds}.parquet", "logs/*.parquet"])
-def test_forgotten_users_are_not_remembered_in_the_quarantine(small_site: MakeSite, path: str) -> None:
+def test_forgotten_users_are_not_in_the_quarantine(small_site: MakeSite, path: str) -> None:
     site = small_site(path=path)
     site.write_log(DAYS[0], [(1, "p", 1.0, "look"), (2, "p", 1.0, "dance"), (3, "p", 1.0, "dance")])
     (site.root / "forget.txt").write_text("2\n")
@@ -225,7 +231,7 @@ def test_forgotten_users_are_not_remembered_in_the_quarantine(small_site: MakeSi
     assert balance(manifest) == 0
 
 
-def test_late_rows_that_wait_for_their_day_are_seen(small_site: MakeSite) -> None:
+def test_late_rows_of_a_day_that_was_ingested_before_fail_the_check(small_site: MakeSite) -> None:
     site = small_site(late_days=1)
     site.write_log(DAYS[0], [(1, "p", 1.0, "look")])
     site.ingest(DAYS[:1])  # in the morning of the day after, before its log exists
@@ -233,7 +239,7 @@ def test_late_rows_that_wait_for_their_day_are_seen(small_site: MakeSite) -> Non
     [second] = site.ingest(DAYS[1:2])
     verdict = judge_late_rows(site.site, second)
     assert not verdict.passed
-    assert "1 rows belong to 2026-01-01, ingested before they arrived; take them in with: pf repair" in verdict.reason
+    assert "1 rows belong to 2026-01-01, ingested before they arrived; ingest them with: pf repair" in verdict.reason
     assert verdict.reason.endswith("--since 2026-01-02 --until 2026-01-02")
     site.ingest(DAYS[:2])
     assert sorted(row[2] for row in site.actions(DAYS[0])) == ["late", "p"]
@@ -248,8 +254,8 @@ def test_gaps_in_a_range_are_refused(small_site: MakeSite) -> None:
 
 
 def test_a_log_larger_than_the_memory_budget(small_site: MakeSite) -> None:
-    roomy, tight = small_site(), small_site(memory_mb=64)
-    tight.site = tight.site.model_copy(update={"engine": tight.site.engine.model_copy(update={"memory_mb": 1})})
+    roomy, tight = small_site(), small_site()
+    tight.engine = LocalEngine(num_workers=1, memory_mb=1, temp_dir=tight.root / "tmp")
     for site in (roomy, tight):
         site.write_log(DAYS[0], [(u % 97, f"p{u % 31}", u * 0.7, "look") for u in range(30_000)])
     [expected], [manifest] = roomy.ingest(DAYS[:1]), tight.ingest(DAYS[:1])
@@ -272,7 +278,7 @@ def test_files_are_plain_parquet(small_site: MakeSite) -> None:
     site = small_site()
     site.write_log(DAYS[0], [(1, "p", 1.0, "look")])
     [manifest] = site.ingest(DAYS[:1])
-    path = partition_dir(site.site, DAYS[0]) / manifest["build"] / manifest["files"][0]["name"]
+    path = partition_dir(site.site.directory, DAYS[0]) / manifest["build"] / manifest["files"][0]["name"]
     assert pq.read_schema(path).names == ["user_id", "ts", "pin_id", "action_type", "surface", "duration_s"]
 
 
@@ -292,11 +298,11 @@ def test_rejects_of_many_small_files_keep_their_file_and_row(small_site: MakeSit
     assert len(manifest["inputs"]) == 4
 
 
-def test_a_second_writer_of_a_day_is_told_to_wait(small_site: MakeSite) -> None:
+def test_a_second_writer_of_a_day_is_refused(small_site: MakeSite) -> None:
     site = small_site()
     for offset, ds in enumerate(DAYS[:2]):
         site.write_log(ds, [(1, "p", offset * DAY_S + 1.0, "look")])
-    with exclusive(partition_dir(site.site, DAYS[0]), "raw_actions"):
+    with exclusive(partition_dir(site.site.directory, DAYS[0]), "raw_actions"):
         with pytest.raises(PipelineError, match="another run is writing raw_actions 2026-01-01"):
             site.ingest(DAYS[:2])
         assert len(site.ingest(DAYS[1:2])) == 1

@@ -1,18 +1,21 @@
-"""Foreign rows to contract rows: every value by hand, every reject with its reason, no row lost."""
+"""Mapping of foreign rows to contract rows: expected values by hand, a reason for every reject, no row lost."""
 
 import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from pf_core.config.source import ActionsSource
 from pf_core.errors import PipelineError
+from pf_core.logs import mapping, readers
 from pf_core.logs.mapping import EARLIEST_US, LATEST_US, ActionMapper, MappedBatch, raw_json
 from pf_core.schemas import raw_actions_schema
 
@@ -83,6 +86,33 @@ def test_one_mapper_takes_batches_of_several_schemas() -> None:
     for user in (pa.array([5]), pa.array(["5"]), pa.array([5.0])):
         table = pa.table({"u": user, "p": [2], "t": [NEW_YEAR_S]})
         assert mapper.map(table).actions["user_id"].to_pylist() == [5]
+
+
+def test_the_statement_is_compiled_once_for_all_batches_of_the_same_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[pa.Schema] = []
+
+    def counting(actions: ActionsSource, schema: pa.Schema) -> str:
+        compiled.append(schema)
+        return compile_statement(actions, schema)
+
+    compile_statement = mapping._statement
+    monkeypatch.setattr(mapping, "_statement", counting)
+    monkeypatch.setattr(readers, "BATCH_ROWS", 4)
+    ids = list(range(20))
+    table = pa.table({"u": ids, "p": ids, "t": [NEW_YEAR_S] * 20})
+    described = table.replace_schema_metadata({"pandas": "another writer"})
+    mapper, num_batches = ActionMapper(source()), 0
+    for name, content in (("plain", table), ("described", described)):
+        pq.write_table(content, tmp_path / f"{name}.parquet")
+        for batch in readers.read_file(tmp_path / f"{name}.parquet", source(), ["u", "p", "t"]):
+            mapper.map(batch.rows)
+            num_batches += 1
+    assert num_batches >= 2 * 20 // 4
+    assert len(compiled) == 1
+    mapper.map(table.set_column(0, "u", pa.array([str(user) for user in ids])))
+    assert len(compiled) == 2
 
 
 # Ids
@@ -363,7 +393,7 @@ def rules(*entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def matches(column: Any, condition: Any) -> list[bool]:
-    """For which values does the condition hold?"""
+    """Return for which values the condition holds."""
     field = rules({"is": "yes", "when": {"x": condition}}, {"is": "no"})
     mapped = map_columns({"x": column}, action_type=field)
     return [value == "yes" for value in mapped.actions["action_type"].to_pylist()]

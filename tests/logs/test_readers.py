@@ -1,6 +1,8 @@
-"""Foreign files as batches: every row comes out once, under the number that an editor shows."""
+"""Readers of foreign files: every row is returned once, with the line number that an editor shows."""
 
 import gzip
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,12 @@ def written(path: Path, content: str | bytes) -> Path:
     data = content.encode() if isinstance(content, str) else content
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
+
+
+def test_the_module_imports_all_that_it_uses() -> None:
+    """In a new interpreter: in this one, other modules may have imported pyarrow.csv already."""
+    check = "import sys, pf_core.logs.readers; assert {'pyarrow.csv', 'pyarrow.parquet'} <= sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", check], check=True)
 
 
 # CSV
@@ -129,7 +137,7 @@ def test_csv_with_broken_lines_only(tmp_path: Path) -> None:
 def test_csv_row_numbers_hold_across_blocks(
     tmp_path_factory: pytest.TempPathFactory, kinds: list[str], block: int
 ) -> None:
-    """Each line says its own number, so the reader's numbers can be held against the content."""
+    """Each line contains its own number, so that the reader's numbers can be compared with the content."""
     shapes = {"good": "{0},x{0}", "few": "{0}", "many": "{0},y,z", "blank": ""}
     lines = [shapes[kind].format(number) for number, kind in enumerate(kinds, 2)]
     path = written(tmp_path_factory.mktemp("blocks") / "x.csv", "\n".join(["a,b", *lines, ""]))
@@ -183,13 +191,9 @@ def test_csv_header_that_is_no_utf8_costs_only_its_column(tmp_path: Path) -> Non
 
 
 def test_csv_an_open_quote_swallows_no_rows(tmp_path: Path) -> None:
-    """In a column that nobody reads, lost rows would leave no trace: refuse the file, or account for every row."""
+    """In a column that is not read, lost rows would leave no trace: the file is refused."""
     path = written(tmp_path / "x.csv", 'a,b,note\n1,2,ok\n3,4,"oops\n5,6,ok\n7,8,ok\n9,10,"closed"\n')
-    try:
-        accounted = {*rows(path), *malformed(path)}
-    except PipelineError:
-        return
-    assert accounted == {2, 3, 4, 5, 6}
+    assert "a quoted value that runs over the end of its line" in refusal(path)
 
 
 def test_csv_missing_columns_are_named_with_those_that_are_there(tmp_path: Path) -> None:
@@ -280,7 +284,7 @@ def test_jsonl_row_numbers_hold_across_blocks(tmp_path_factory: pytest.TempPathF
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])
 @pytest.mark.parametrize("content", ["", "\n\n"])
 def test_jsonl_without_rows(tmp_path: Path, name: str, content: str) -> None:
-    """A silent day is an empty file: that is what the pipeline asks for when a day's file is missing."""
+    """A silent day is an empty file: the error for a missing file says so."""
     (batch,) = batches(written(tmp_path / name, content))
     assert batch.rows.column_names == ["a", "b"]
     assert batch.rows.num_rows == 0

@@ -1,4 +1,4 @@
-"""Pins: what a catalogue says, how days add up, and what a partition may know."""
+"""pin_features: reading catalogues and matrices, adding up days, and no knowledge of the future."""
 
 import json
 import math
@@ -22,6 +22,7 @@ from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
 from pf_core.logs.ingest import ingest_days
 from pf_core.pins.catalogue import Catalogue, read_catalogue, read_matrix
+from pf_core.pins.checks import judge_coverage
 from pf_core.pins.features import build_pin_features, feature_coverage, pin_state, read_pin_features
 from pf_core.schemas import pin_features_schema
 
@@ -462,7 +463,7 @@ def test_a_day_without_new_pins(tmp_path: Path) -> None:
 
 
 def test_an_empty_json_lines_file_is_a_day_without_new_pins(tmp_path: Path) -> None:
-    """It is what the error about a missing file asks for."""
+    """The error for a missing file says to put one there."""
     lines(tmp_path / f"{DAYS[0]}.jsonl", {"id": 1, "vector": [1.0]})
     site = site_with(tmp_path, pins_source(catalogue={"path": "{ds}.jsonl"}))
     build(site, DAYS[0])
@@ -490,7 +491,7 @@ def test_a_first_day_without_any_usable_pin_is_an_error(tmp_path: Path) -> None:
     assert pin_state(site).days() == []
 
 
-def test_the_quarantine_lists_the_rejects_until_they_are_mended(tmp_path: Path) -> None:
+def test_the_quarantine_lists_the_rejects_until_they_are_fixed(tmp_path: Path) -> None:
     path = parquet(tmp_path / "pins" / f"{DAYS[0]}.parquet", id=[1, None, 1], vector=[[1.0], [2.0], [3.0]])
     site = site_with(tmp_path, pins_source(**INCREMENTAL))
     (manifest,) = build(site, DAYS[0])
@@ -682,7 +683,10 @@ def test_coverage_is_the_share_of_actions_whose_pin_has_a_feature(tmp_path: Path
     assert feature_coverage(site, DAYS[0]) == 3 / 4
     assert feature_coverage(site, DAYS[1]) == 0 / 2
     assert feature_coverage(site, DAYS[2]) == 1 / 1
-    assert math.isnan(feature_coverage(site, DAYS[3]))  # nobody was there
+    assert math.isnan(feature_coverage(site, DAYS[3]))  # no actions
+    results = [judge_coverage(site, ds) for ds in DAYS[:4]]
+    assert [result.passed for result in results] == [False, False, True, True]
+    assert results[0].reason == "75.00% of the day's actions have a pin feature, expected are 90%"
 
 
 def test_coverage_looks_at_the_pins_of_the_same_day(tmp_path: Path) -> None:

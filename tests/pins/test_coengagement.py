@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from pf_core.errors import PipelineError
-from pf_core.pins.coengagement import CoengagementConfig, LearnedVectors, compute_ppmi, count_pairs, learn_pin_vectors
+from pf_core.pins.coengagement import CoengagementConfig, PinVectors, compute_ppmi, count_pairs, learn_pin_vectors
 from pf_core.schemas import TIMESTAMP
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -52,7 +52,7 @@ def planted_actions() -> list[Action]:
     return actions
 
 
-def learn(files: Sequence[Path], tmp_path: Path, **options: Any) -> LearnedVectors:
+def learn(files: Sequence[Path], tmp_path: Path, **options: Any) -> PinVectors:
     config = CoengagementConfig(**({"dim": 8} | options))
     return learn_pin_vectors(files, until=UNTIL, config=config, memory_limit="200MB", temp_dir=tmp_path / "spill")
 
@@ -64,12 +64,12 @@ def count(actions: Sequence[Action], tmp_path: Path, **options: Any) -> tuple[li
     return pin_id.to_pylist(), counts.toarray(), tallies
 
 
-def features(learned: LearnedVectors) -> np.ndarray:
+def features(learned: PinVectors) -> np.ndarray:
     column = learned.table["feature"].combine_chunks()
     return column.flatten().to_numpy().reshape(len(column), -1)
 
 
-def cosines(learned: LearnedVectors) -> np.ndarray:
+def cosines(learned: PinVectors) -> np.ndarray:
     return features(learned) @ features(learned).T
 
 
@@ -269,7 +269,7 @@ def test_configuration_is_validated(options: dict[str, Any], message: str) -> No
 
 def test_errors_say_what_to_do(tmp_path: Path) -> None:
     file = write_actions(tmp_path / "actions.parquet", [(u, p, float(p)) for u in range(9) for p in range(4)])
-    with pytest.raises(PipelineError, match=r"only 4 have 5 users .* Set a smaller `dim` or `min_count`"):
+    with pytest.raises(PipelineError, match=r"only 4 have 5 users .* set a smaller `dim` or `min_count`"):
         learn([file], tmp_path)
     with pytest.raises(PipelineError, match=r"only 0 have 10 users"):
         learn([file], tmp_path, min_count=10)

@@ -1,4 +1,4 @@
-"""Where a pin is: the search in a file of ordered ids says what a dict of them would."""
+"""Lookup of pins by id: the search in a file of ascending ids agrees with a dict."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,12 +17,12 @@ from pf_core.pins.lookup import find_pins
 Id = int | str
 INTEGERS = st.integers(-(2**63), 2**63 - 1) | st.integers(-5, 40)
 STRINGS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.text("ab\0é", max_size=4)
-"""Any, and such that many of them are among few, begin alike, or differ by what is easily lost."""
+"""Arbitrary ids, and ids of few characters: they often repeat, share prefixes, or differ by a NUL or an accent only."""
 
 
 @pytest.fixture(autouse=True)
 def small_blocks() -> Iterator[None]:
-    """The search runs through many blocks, and is not skipped because the catalogue is small."""
+    """Let the search run through many blocks, and never hash a small catalogue instead."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(pin_lookup, "WANTED_AT_ONCE", 3)
         patched.setattr(pin_lookup, "HASHED_ROWS", 0)
@@ -37,7 +37,7 @@ def write_ids(path: Path, ids: Sequence[Id], id_type: pa.DataType, *, batch_rows
 
 
 def check(known: set[Id], others: Sequence[Id], id_type: pa.DataType, *, batch_rows: int, data: st.DataObject) -> None:
-    """Any mixture of the ids that there are and of others, in any order and number."""
+    """Look up any mixture of known and other ids, in any order, with repeats."""
     ids = sorted(known, key=lambda one: one.encode() if isinstance(one, str) else one)
     row_of = {one: row for row, one in enumerate(ids)}
     wanted = data.draw(st.lists(st.sampled_from([*ids, *others]), max_size=60) if ids or others else st.just([]))
@@ -81,7 +81,7 @@ def test_none_are_wanted_or_none_are_there(tmp_path: Path, hashed_rows: int, mon
 
 
 def test_only_batches_on_the_way_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ids among 1,024 batches: each is found by 10 halvings, and ends in a batch."""
+    """Two ids among 1,024 batches: each needs 10 halvings to reach its batch."""
     path, opened = tmp_path / "pin_id.arrow", set[int]()
     write_ids(path, list(range(0, 8192, 2)), pa.int64(), batch_rows=4)
     open_batch = pin_lookup._OrderedIds._open

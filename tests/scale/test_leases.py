@@ -22,9 +22,9 @@ from pf_core.storage.files import (
     read_json,
     remove_tree,
     upload,
+    write_file,
     write_if_unchanged,
     write_json,
-    written,
 )
 from pf_core.storage.locks import exclusive, relying_on
 from tests.scale.servers import new_bucket, object_storage
@@ -198,7 +198,7 @@ def test_folders(folder: Path, tmp_path: Path) -> None:
 
 def test_what_fails_half_way_is_not_there(folder: Path) -> None:
     def write_half() -> None:
-        with written(folder / "rows.bin") as path:
+        with write_file(folder / "rows.bin") as path:
             path.write_bytes(b"half")
             raise RuntimeError("the disk is full")
 

@@ -43,7 +43,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
 
 
 def start_engine(cluster: SparkCluster) -> SparkEngine:
-    return SparkEngine(master=cluster.master, num_workers=2, settings=SETTINGS)
+    return SparkEngine(master=cluster.master, num_workers=2, memory_mb=256, settings=SETTINGS)
 
 
 def square(task: int) -> int:

@@ -1,4 +1,4 @@
-"""Paths on disk under the verbs that object storage has, too; `tests/scale` runs them there."""
+"""Writing and reading on disk with the functions that work in object storage too; `tests/scale` runs them there."""
 
 import importlib.util
 from pathlib import Path
@@ -7,7 +7,18 @@ import pytest
 
 from pf_core.errors import PipelineError
 from pf_core.storage.cache import fetched
-from pf_core.storage.files import append_text, copy_tree, path_of, place, placed, read_parquet, replace_text, written
+from pf_core.storage.files import (
+    append_text,
+    copy_tree,
+    path_of,
+    read_json,
+    read_parquet,
+    rename_folder,
+    write_file,
+    write_folder,
+    write_json,
+    write_text,
+)
 
 
 def test_a_path_is_a_path(tmp_path: Path) -> None:
@@ -16,40 +27,96 @@ def test_a_path_is_a_path(tmp_path: Path) -> None:
 
 
 def test_another_object_store_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PipelineError, match=r"gs://bucket: of object stores, s3://… is known"):
+    with pytest.raises(PipelineError, match=r"gs://bucket: unknown object store; use s3://…"):
         path_of("gs://bucket")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(PipelineError, match=r"s3://bucket needs s3fs: pip install 'pinnerformer\[s3\]'"):
+    with pytest.raises(PipelineError, match=r"s3://bucket needs s3fs; .* pip install 'pinnerformer\[s3\]'"):
         path_of("s3://bucket")
+
+
+def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "rows.bin"
+
+    def write(content: str, *, fails: bool) -> None:
+        with write_file(path) as partial:
+            assert partial != path
+            partial.write_text(content)
+            if fails:
+                raise RuntimeError("the disk is full")
+
+    with pytest.raises(RuntimeError):
+        write("1", fails=True)
+    assert list(path.parent.iterdir()) == []
+    write("2", fails=False)
+    with pytest.raises(RuntimeError):
+        write("3", fails=True)
+    assert path.read_text() == "2"
+    write("4", fails=False)
+    assert path.read_text() == "4"
+    assert [path.name for path in path.parent.iterdir()] == ["rows.bin"]
+
+
+def test_two_writers_of_a_file_do_not_share_a_temporary_name(tmp_path: Path) -> None:
+    with write_file(tmp_path / "x") as one, write_file(tmp_path / "x") as other:
+        one.write_text("one")
+        other.write_text("other")
+    assert (tmp_path / "x").read_text() == "one"  # the outer block ends last
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_json_that_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    write_json(path, {"b": 1, "a": [2]})
+    assert path.read_text() == '{\n "a": [\n  2\n ],\n "b": 1\n}'
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert read_json(path) == {"a": [2], "b": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+
+
+def test_what_a_killed_writer_of_a_folder_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".model.tmp").mkdir()
+    (tmp_path / ".model.tmp" / "half").touch()
+    with write_folder(tmp_path / "model") as folder:
+        (folder / "weights").touch()
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["weights"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_attempt_does_not_bring_back_a_removed_folder(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_folder(tmp_path / "removed" / "part", keep_first=True).__enter__()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_appears_when_it_is_whole(tmp_path: Path) -> None:
     target = tmp_path / "model"
-    with placed(target) as folder:
+    with write_folder(target) as folder:
         (folder / "weights").write_text("1")
         assert not target.exists()
 
     def fail() -> None:
-        with placed(target) as folder:
+        with write_folder(target) as folder:
             (folder / "weights").write_text("2")
             raise RuntimeError("the disk is full")
 
     with pytest.raises(RuntimeError):
         fail()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert (target / "weights").read_text() == "1"
-    with placed(target) as folder:
+    with write_folder(target) as folder:
         (folder / "weights").write_text("3")
     assert (target / "weights").read_text() == "3"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_a_copy_of_a_folder_shares_its_files(tmp_path: Path) -> None:
-    with written(tmp_path / "a" / "x.bin") as path:
+    with write_file(tmp_path / "a" / "x.bin") as path:
         path.write_text("x")
     copy_tree(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b" / "x.bin").samefile(tmp_path / "a" / "x.bin")
-    place(tmp_path / "b", tmp_path / "a")
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    rename_folder(tmp_path / "b", tmp_path / "c")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "c"]
 
 
 def test_texts(tmp_path: Path) -> None:
@@ -57,7 +124,7 @@ def test_texts(tmp_path: Path) -> None:
     append_text(path, "1\n")
     append_text(path, "2\n")
     assert path.read_text() == "1\n2\n"
-    replace_text(path, "3\n")
+    write_text(path, "3\n")
     assert path.read_text() == "3\n"
     assert [path.name for path in tmp_path.iterdir()] == ["lines"]
 

@@ -1,4 +1,4 @@
-"""What a run of ingestion leaves behind, as values that two runs can be compared by."""
+"""Results of a run of ingestion, as values by which two runs can be compared."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,22 +15,22 @@ def write_parts(site: SmallSite, ds: str, parts: Sequence[Sequence[Row]]) -> Non
 
 
 def outcome(site: SmallSite, days: Sequence[str]) -> dict[str, Any]:
-    """All that a run leaves behind, but for how long it took and its builds' numbers; or what it complained of."""
+    """Return manifests (or the error) and quarantined rows of a run, without its duration and build numbers."""
     try:
-        told: Any = [_timeless(manifest) for manifest in site.ingest(days)]
+        result: Any = [_timeless(manifest) for manifest in site.ingest(days)]
     except PipelineError as error:
-        told = str(error)
+        result = str(error)
     manifests = {ds: read_manifest(site.site, ds) for ds in days}
     assert list((site.site.directory / "tmp").glob("raw_actions-*")) == []
     for ds, manifest in manifests.items():
         builds = [] if manifest is None else [manifest["build"], "manifest.json"]
-        assert sorted(path.name for path in partition_dir(site.site, ds).glob("[!.]*")) == builds
+        assert sorted(path.name for path in partition_dir(site.site.directory, ds).glob("[!.]*")) == builds
         if manifest is not None:
-            names = [path.name for path in (partition_dir(site.site, ds) / manifest["build"]).iterdir()]
+            names = [path.name for path in (partition_dir(site.site.directory, ds) / manifest["build"]).iterdir()]
             rejects = [manifest["quarantine_file"]] if manifest["quarantine_file"] else []
             assert sorted(names) == sorted([entry["name"] for entry in manifest["files"]] + rejects)
     return {
-        "told": told,
+        "result": result,
         "manifests": {ds: manifest and _timeless(manifest) for ds, manifest in manifests.items()},
         "quarantine": {ds: read_quarantine(site.site, ds).to_pylist() for ds in days},
     }

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TypeVar
 
+from pf_core.engine.shuffle import ShuffleShare
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -17,10 +19,14 @@ class ScatteredEngine:
 
     spans_machines = True
 
-    def __init__(self, *, num_workers: int = 2) -> None:
+    def __init__(self, *, num_workers: int = 2, memory_mb: int = 256) -> None:
         self.num_workers = num_workers
+        self._memory_bytes = memory_mb << 20
         self.num_tasks: list[int] = []
         self.num_lost = 0
+
+    def shuffle(self, num_tasks: int) -> ShuffleShare:
+        return ShuffleShare(memory_bytes=self._memory_bytes // self.num_workers)
 
     def map_buckets(
         self,

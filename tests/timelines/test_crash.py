@@ -57,7 +57,7 @@ def site(tmp_path: Path) -> SmallSite:
 def test_killed_while_writing_raw_actions(site: SmallSite) -> None:
     [before] = site.ingest(DAYS[:1])
     expected = site.actions(DAYS[0])
-    folder = partition_dir(site.site, DAYS[0])
+    folder = partition_dir(site.site.directory, DAYS[0])
 
     def is_half_done() -> bool:
         news = [path for path in folder.glob("build-*") if path.name > before["build"]]
@@ -93,7 +93,7 @@ def test_killed_while_sharing_raw_actions(site: SmallSite, left: str) -> None:
     site.engine = ScatteredEngine()
     [after] = site.ingest(DAYS[:1])
     assert after["files"] == before["files"]
-    assert [path.name for path in partition_dir(site.site, DAYS[0]).glob("build-*")] == [after["build"]]
+    assert [path.name for path in partition_dir(site.site.directory, DAYS[0]).glob("build-*")] == [after["build"]]
     assert list((directory / "tmp").iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""Does the world do what it says it would? Simulated frequencies against `World.engagement`."""
+"""The simulated frequencies agree with the probabilities of `World.engagement`."""
 
 from dataclasses import replace
 from functools import cache
@@ -76,14 +76,14 @@ def test_long_durations_agree_with_the_model(code: int, name: str) -> None:
 
 
 def test_intents_follow_the_interests_of_the_moment() -> None:
-    """One session for each user and day, because those of a day share their intent."""
+    """Uses one session for each user and day, because the sessions of a day share their intent."""
     observed, expected = 0, []
     for day in range(6):
         sessions = world().sessions(day, 0)
         first = np.unique(sessions.user_row, return_index=True)[1]
         interest, share = world().interests(sessions.user_row[first], sessions.start_s[first])
         assert share.sum(axis=1) == pytest.approx(1, abs=1e-5)
-        # A sub-topic can stand in two slots: as a lasting interest and as a project.
+        # A sub-topic can be in two slots: as a lasting interest and as a project.
         strongest = np.take_along_axis(interest, share.argmax(axis=1)[:, None], axis=1)
         expected.append(np.where(interest == strongest, share, 0).sum(axis=1))
         observed += (sessions.intent[first] == strongest[:, 0]).sum()
@@ -103,7 +103,7 @@ def test_sessions_of_a_day_share_their_intent() -> None:
     assert np.concatenate(same).mean() > np.concatenate(independent).mean() + 0.1
 
 
-def test_without_an_intent_the_answer_is_the_average() -> None:
+def test_without_an_intent_the_probabilities_are_averaged() -> None:
     user, pin, ts_s = 17, np.arange(40), world().config.start_s + 5 * 86_400
     interest, share = world().interests(user, ts_s)
     given = [world().engagement(user, pin, ts_s, "search", intent=subtopic) for subtopic in interest[0]]
@@ -114,7 +114,7 @@ def test_without_an_intent_the_answer_is_the_average() -> None:
     assert average.positive == pytest.approx(positive, rel=1e-5)
 
 
-def test_a_match_is_worth_more_than_a_stranger() -> None:
+def test_a_pin_that_matches_the_intent_gets_more_engagement() -> None:
     """Planted: two pins that differ in nothing but their sub-topic."""
     subtopic = int(world().pins.subtopic[0])
     elsewhere = int(np.flatnonzero(world().taxonomy.category_of != world().taxonomy.category_of[subtopic])[0])
@@ -127,7 +127,7 @@ def test_a_match_is_worth_more_than_a_stranger() -> None:
     assert matched.long_closeup[0] > strange.long_closeup[0]
 
 
-def test_link_rich_pins_draw_clicks() -> None:
+def test_link_rich_pins_get_more_clicks() -> None:
     link = world().pins.traits[shown().pin, TRAITS.index("link_richness")]
     rich, bare = shown().action[link > 1.0], shown().action[link < -0.5]
     assert (rich == CLICK).mean() > 4 * (bare == CLICK).mean()
@@ -136,7 +136,7 @@ def test_link_rich_pins_draw_clicks() -> None:
 
 
 def test_users_differ_in_what_they_do() -> None:
-    """Savers and clickers: each user's own rate in two halves of the days correlates."""
+    """There are savers and clickers: the rates of a user in two halves of the days correlate."""
     user, action = shown().user, shown().action
     half = np.arange(len(user)) < len(user) // 2
     for code in (REPIN, CLICK):

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pf_core.world.config import ContentConfig, DirtConfig, WorldConfig, demo, large, tiny
+from pf_core.world.config import ContentConfig, DefectConfig, WorldConfig, demo, large, tiny
 from pf_core.world.ids import PIN_BITS, USER_BITS, Scramble, parse_pins, spell_pins
 
 
-def test_presets_have_the_sizes_they_promise() -> None:
+def test_presets_have_the_documented_sizes() -> None:
     assert (demo().num_users, demo().num_pins, demo().num_days, demo().num_topics) == (10_000, 50_000, 90, 350)
     big = large(num_users=1_000_000, num_days=365)
     assert (big.num_users, big.num_days) == (1_000_000, 365)
@@ -24,7 +24,7 @@ def test_dates_are_consecutive_and_utc() -> None:
 
 
 def test_a_configuration_survives_json() -> None:
-    config = replace(tiny(seed=5), content=ContentConfig(dim=40), dirt=DirtConfig(duplicate=0.1))
+    config = replace(tiny(seed=5), content=ContentConfig(dim=40), dirt=DefectConfig(duplicate=0.1))
     assert WorldConfig.from_dict(config.to_dict()) == config
 
 
@@ -34,7 +34,7 @@ def test_the_fingerprint_follows_every_value() -> None:
         tiny(seed=1),
         replace(base, users_per_chunk=151),
         replace(base, content=ContentConfig(dim=32, noise=0.4)),
-        replace(base, dirt=DirtConfig(malformed=0.001)),
+        replace(base, dirt=DefectConfig(malformed=0.001)),
     ]
     assert base.fingerprint() == tiny().fingerprint()
     assert len({config.fingerprint() for config in [base, *others]}) == 1 + len(others)
@@ -59,8 +59,8 @@ def test_impossible_worlds_are_refused(change: dict[str, int], sentence: str) ->
 def test_impossible_parts_are_refused() -> None:
     with pytest.raises(ValueError, match="too small"):
         ContentConfig(dim=20)
-    with pytest.raises(ValueError, match="dirt rate duplicate"):
-        DirtConfig(duplicate=0.9)
+    with pytest.raises(ValueError, match="defect rate duplicate"):
+        DefectConfig(duplicate=0.9)
 
 
 @given(

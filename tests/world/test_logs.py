@@ -1,4 +1,4 @@
-"""The files: same bytes whatever the way, and exactly as much dirt as asked for."""
+"""The files have the same bytes however they are written, and defects at the configured rates."""
 
 import csv
 import gzip
@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pf_core.world.config import DirtConfig, WorldConfig, tiny
+from pf_core.world.config import DefectConfig, WorldConfig, tiny
 from pf_core.world.log_defects import LOG_COLUMNS, UNKNOWN_EVENTS
 from pf_core.world.logs import read_config, write_logs
 from pf_core.world.world import World
 
-CLEAN = DirtConfig(duplicate=0, late_one_day=0, late_two_days=0, unknown_event=0, missing_dwell=0, malformed=0)
+CLEAN = DefectConfig(duplicate=0, late_one_day=0, late_two_days=0, unknown_event=0, missing_dwell=0, malformed=0)
 
 
 def small(**changes: Any) -> WorldConfig:
@@ -54,7 +54,7 @@ def test_same_bytes_in_one_run_day_by_day_and_in_parallel(tmp_path: Path, file_f
 
 
 def test_days_written_together_are_the_same_days(tmp_path: Path) -> None:
-    """With more chunks than stay in memory, several days are made at once."""
+    """With more chunks than stay in memory, several days are written at once."""
     config = replace(small(), users_per_chunk=40)
     assert config.num_chunks == 7
     written = write_logs(config, tmp_path / "whole")
@@ -98,7 +98,7 @@ def test_an_interrupted_run_is_completed(tmp_path: Path) -> None:
     assert digests(tmp_path / "logs") == digests(tmp_path / "fresh")
 
 
-def test_a_finished_world_is_left_alone(tmp_path: Path) -> None:
+def test_a_finished_world_is_not_written_again(tmp_path: Path) -> None:
     config = small()
     lines: list[str] = []
     write_logs(config, tmp_path, days=config.dates[:2], progress=lines.append)
@@ -145,26 +145,26 @@ def test_a_clean_log_is_the_truth(tmp_path: Path) -> None:
     assert "repin" not in table["event"].to_pylist()
 
 
-def test_dirt_comes_at_its_rates_and_can_be_undone(tmp_path: Path) -> None:
-    dirt = DirtConfig(
+def test_defects_have_their_rates_and_can_be_undone(tmp_path: Path) -> None:
+    rates = DefectConfig(
         duplicate=0.04, late_one_day=0, late_two_days=0, unknown_event=0.03, missing_dwell=0.1, malformed=0.02
     )
     write_logs(small(dirt=CLEAN), tmp_path / "clean")
-    write_logs(small(dirt=dirt), tmp_path / "dirty")
-    clean, dirty = rows_of(read_parquet(tmp_path / "clean")), rows_of(read_parquet(tmp_path / "dirty"))
+    write_logs(small(dirt=rates), tmp_path / "defective")
+    clean, defective = rows_of(read_parquet(tmp_path / "clean")), rows_of(read_parquet(tmp_path / "defective"))
     num_true = clean.total()
 
     def is_near(count: int, rate: float) -> bool:
         return abs(count - num_true * rate) < 4.5 * np.sqrt(num_true * rate * (1 - rate))
 
-    unknown = Counter({row: n for row, n in dirty.items() if row[3] in UNKNOWN_EVENTS})
-    malformed = Counter({row: n for row, n in dirty.items() if is_malformed(row)})
-    sound = dirty - unknown - malformed
-    assert is_near(unknown.total(), dirt.unknown_event)
-    assert is_near(malformed.total(), dirt.malformed)
-    assert is_near(sum(n - 1 for n in sound.values()), dirt.duplicate)
-    assert is_near(sum(row[5] is None for row in sound), dirt.missing_dwell)
-    # Without its copies, the sound part is the clean log but for blank dwell times.
+    unknown = Counter({row: n for row, n in defective.items() if row[3] in UNKNOWN_EVENTS})
+    malformed = Counter({row: n for row, n in defective.items() if is_malformed(row)})
+    sound = defective - unknown - malformed
+    assert is_near(unknown.total(), rates.unknown_event)
+    assert is_near(malformed.total(), rates.malformed)
+    assert is_near(sum(n - 1 for n in sound.values()), rates.duplicate)
+    assert is_near(sum(row[5] is None for row in sound), rates.missing_dwell)
+    # Without duplicates, the well-formed rows are the clean log, except for missing dwell times.
     assert {row[:5] for row in sound} == {row[:5] for row in clean}
     assert set(sound) - {row for row in sound if row[5] is None} <= set(clean)
 
@@ -174,8 +174,8 @@ def is_malformed(row: tuple[Any, ...]) -> bool:
     return user is None or event_time_ms > 9e13 or (dwell_ms is not None and dwell_ms < 0)
 
 
-def test_text_and_columns_say_the_same(tmp_path: Path) -> None:
-    config = small(dirt=DirtConfig(malformed=0.02))
+def test_csv_and_parquet_have_the_same_rows(tmp_path: Path) -> None:
+    config = small(dirt=DefectConfig(malformed=0.02))
     write_logs(config, tmp_path / "text", file_format="csv.gz")
     write_logs(config, tmp_path / "columns")
     sound: Counter[tuple[Any, ...]] = Counter()
@@ -201,7 +201,7 @@ def test_text_and_columns_say_the_same(tmp_path: Path) -> None:
     assert sound == columns - malformed
 
 
-def test_late_rows_stand_in_later_folders(tmp_path: Path) -> None:
+def test_late_rows_are_in_later_folders(tmp_path: Path) -> None:
     config = small(dirt=replace(CLEAN, late_one_day=0.1, late_two_days=0.1))
     write_logs(config, tmp_path)
     delays: Counter[int] = Counter()
@@ -212,7 +212,7 @@ def test_late_rows_stand_in_later_folders(tmp_path: Path) -> None:
     assert set(delays) == {0, 1, 2}
 
 
-def test_pin_files_hold_what_exists_by_then(tmp_path: Path) -> None:
+def test_pin_files_have_the_pins_that_exist_by_then(tmp_path: Path) -> None:
     config = small()
     write_logs(config, tmp_path)
     world = World(config)
@@ -227,7 +227,7 @@ def test_pin_files_hold_what_exists_by_then(tmp_path: Path) -> None:
     for day, table in enumerate(tables[1:], 1):
         created_day = (table["created_ms"].to_numpy() // 1000 - config.start_s) // 86_400
         assert (created_day == day).all()
-    # Every pin in a day's sound actions was described on an earlier day.
+    # Every pin in a day's well-formed actions was described on an earlier day.
     described: set[str] = set()
     for ds, table in zip(config.dates, tables, strict=True):
         described |= set(table["pin"].to_pylist())

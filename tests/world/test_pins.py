@@ -1,4 +1,4 @@
-"""What the site has to show: the hierarchy, the pins, their vectors, and how a shelf draws from them."""
+"""The hierarchy of interests, the pins, their vectors, and the sampler that draws from them."""
 
 from dataclasses import replace
 from functools import cache
@@ -11,7 +11,7 @@ import pytest
 from pf_core.world.behaviour import SAME_CATEGORY_MATCH, SAME_TOPIC_MATCH, match
 from pf_core.world.column_tables import Ints
 from pf_core.world.config import tiny
-from pf_core.world.pin_sampler import Shelf
+from pf_core.world.pin_sampler import PinSampler
 from pf_core.world.pins import TRAITS
 from pf_core.world.world import World
 
@@ -97,7 +97,7 @@ def test_vectors_follow_the_hierarchy() -> None:
     assert means[0] > means[1] + 0.05
 
 
-def test_traits_can_be_read_off_vectors() -> None:
+def test_traits_can_be_predicted_from_vectors() -> None:
     """PinSage aggregates engagement: a linear probe finds each trait, though not exactly."""
     vectors, traits = world().vectors().astype(np.float64), world().pins.traits.astype(np.float64)
     train, held_out = np.arange(0, 2000, 2), np.arange(1, 2000, 2)
@@ -108,9 +108,9 @@ def test_traits_can_be_read_off_vectors() -> None:
         assert 0.5 < np.corrcoef(predicted[:, trait], traits[held_out, trait])[0, 1] < 0.99
 
 
-def make_shelf(num_rotations: int) -> Shelf:
+def make_sampler(num_rotations: int) -> PinSampler:
     config, pins = world().config, world().pins
-    return Shelf(
+    return PinSampler(
         pins,
         mask=pins.is_candidate,
         num_subtopics=config.num_subtopics,
@@ -121,19 +121,19 @@ def make_shelf(num_rotations: int) -> Shelf:
 
 
 def draw(
-    shelf: Shelf, day: int, rotation: Any, subtopic: Ints, rng: np.random.Generator, *, is_fresh: bool = False
+    sampler: PinSampler, day: int, rotation: Any, subtopic: Ints, rng: np.random.Generator, *, is_fresh: bool = False
 ) -> Ints:
-    """One draw for each of as many sessions."""
+    """Draw one pin for each sub-topic, each in a session of its own."""
     num = len(subtopic)
     days, rotations = np.full(num, day), np.asarray(rotation, dtype=np.int64)
-    return shelf.pick(days, rotations, np.arange(num), subtopic, rng.random(num), np.full(num, is_fresh))
+    return sampler.pick(days, rotations, np.arange(num), subtopic, rng.random(num), np.full(num, is_fresh))
 
 
-def test_a_shelf_draws_by_popularity_among_what_exists() -> None:
+def test_the_sampler_draws_by_popularity_among_existing_pins() -> None:
     pins, num, day = world().pins, 60_000, 10
     rng = np.random.default_rng(0)
     subtopic = int(np.argmax(np.bincount(pins.subtopic)))
-    picked = draw(make_shelf(1), day, np.zeros(num), np.full(num, subtopic), rng)
+    picked = draw(make_sampler(1), day, np.zeros(num), np.full(num, subtopic), rng)
     exists = (pins.subtopic == subtopic) & pins.is_candidate & (pins.visible_day <= day)
     share = np.where(exists, pins.popularity, 0) / pins.popularity[exists].sum()
     counts = np.bincount(picked, minlength=len(pins))
@@ -142,12 +142,12 @@ def test_a_shelf_draws_by_popularity_among_what_exists() -> None:
     assert np.abs(error).max() < 5
 
 
-def test_fresh_draws_are_fresh_where_there_is_anything_fresh() -> None:
+def test_fresh_draws_are_fresh_where_a_group_has_fresh_pins() -> None:
     pins, day = world().pins, 15
     rng = np.random.default_rng(1)
     num = 20_000
     subtopic = rng.integers(0, world().config.num_subtopics, num)
-    picked = draw(make_shelf(1), day, np.zeros(num), subtopic, rng, is_fresh=True)
+    picked = draw(make_sampler(1), day, np.zeros(num), subtopic, rng, is_fresh=True)
     is_fresh = pins.is_candidate & (pins.visible_day > day - 7) & (pins.visible_day <= day)
     has_fresh = np.isin(subtopic, pins.subtopic[is_fresh])
     assert has_fresh.any()
@@ -160,7 +160,7 @@ def test_rotations_show_disjoint_sets_unless_one_is_empty() -> None:
     rng = np.random.default_rng(2)
     subtopic = rng.integers(0, world().config.num_subtopics, num)
     rotation = rng.integers(0, 9, num)
-    picked = draw(make_shelf(3), 0, rotation, subtopic, rng)
+    picked = draw(make_sampler(3), 0, rotation, subtopic, rng)
     usable = pins.is_candidate & (pins.visible_day == 0)
     occupied = np.zeros((world().config.num_subtopics, 3), dtype=bool)
     occupied[pins.subtopic[usable], pins.rotation[usable]] = True
@@ -173,7 +173,7 @@ def test_popular_subtopics_are_drawn_by_mass() -> None:
     pins, num = world().pins, 60_000
     rng = np.random.default_rng(3)
     sessions = np.zeros(num, dtype=np.int64)
-    picked = make_shelf(1).pick_popular_subtopic(np.array([5]), np.array([0]), sessions, rng.random(num))
+    picked = make_sampler(1).pick_popular_subtopic(np.array([5]), np.array([0]), sessions, rng.random(num))
     usable = pins.is_candidate & (pins.visible_day <= 5)
     mass = np.bincount(pins.subtopic[usable], pins.popularity[usable])
     share = mass / mass.sum()

@@ -1,4 +1,4 @@
-"""What must hold of every day's actions, and what a site's activity looks like."""
+"""Invariants of every day's actions, and the statistics of the site's activity."""
 
 from dataclasses import replace
 from functools import cache
@@ -8,20 +8,20 @@ import pytest
 
 from pf_core.world.behaviour import ACTION_TYPES, HOMEFEED
 from pf_core.world.column_tables import concat, take
-from pf_core.world.config import DirtConfig, tiny
+from pf_core.world.config import DefectConfig, tiny
 from pf_core.world.simulate import Actions
 from pf_core.world.world import World
 
 
 @cache
 def world() -> World:
-    dirt = DirtConfig(late_one_day=0.1, late_two_days=0.05)
-    return World(replace(tiny(), num_users=900, num_days=56, users_per_chunk=300, sessions_per_day=0.5, dirt=dirt))
+    defects = DefectConfig(late_one_day=0.1, late_two_days=0.05)
+    return World(replace(tiny(), num_users=900, num_days=56, users_per_chunk=300, sessions_per_day=0.5, dirt=defects))
 
 
 @cache
 def arrivals() -> tuple[Actions, np.ndarray]:
-    """All actions, and the day on which each arrived."""
+    """Return all actions, and the day on which each arrived."""
     parts, days = [], []
     for day in range(world().config.num_days):
         for chunk in range(world().config.num_chunks):
@@ -103,7 +103,7 @@ def test_actions_and_surfaces_have_plausible_shares() -> None:
 
 
 def test_days_have_a_rhythm() -> None:
-    """On the users' own clocks, hardly anybody is awake at four."""
+    """In local time, there is hardly any activity at four in the morning."""
     actions, _ = arrivals()
     users = world().users_at(actions.user)
     hour = ((actions.ts_s / 3600 + users.time_zone_h) % 24).astype(int)
@@ -114,8 +114,8 @@ def test_days_have_a_rhythm() -> None:
     assert per_weekday[6] > 1.1 * per_weekday[1]
 
 
-def test_topics_have_their_hours() -> None:
-    """Against the same user's actions with their hours shuffled, actions stand nearer to their topic's hour."""
+def test_topics_have_preferred_hours() -> None:
+    """Actions are nearer to the hour of their topic than the same user's actions with shuffled hours."""
     actions, _ = arrivals()
     by_user = take(actions, np.argsort(actions.user, kind="stable"))
     topic = world().taxonomy.topic_of[world().pins.subtopic[by_user.pin]]
@@ -128,8 +128,8 @@ def test_topics_have_their_hours() -> None:
     assert per_user.mean() > 5 * per_user.std() / np.sqrt(len(per_user))
 
 
-def test_an_interest_is_on_the_mind_at_its_hour() -> None:
-    """Planted: what a topic with a strong rhythm weighs at its peak, and twelve hours away from it."""
+def test_an_interest_is_strongest_at_its_hour() -> None:
+    """Compares the share of a topic with a strong rhythm at its peak and twelve hours later."""
     taxonomy = world().taxonomy
     topic = int(np.argmax(taxonomy.peak_strength))
     users = world().users_at(np.arange(900))
@@ -145,7 +145,7 @@ def test_an_interest_is_on_the_mind_at_its_hour() -> None:
 
 
 def overlap(left: np.ndarray, right: np.ndarray) -> float:
-    """Mean over users of the common mass of two topic distributions."""
+    """Return the mean over users of the common mass of two topic distributions."""
     active = (left.sum(axis=1) >= 15) & (right.sum(axis=1) >= 15)
     left = left[active] / left[active].sum(axis=1, keepdims=True)
     right = right[active] / right[active].sum(axis=1, keepdims=True)
@@ -175,7 +175,7 @@ def test_a_world_with_one_user_and_quiet_days() -> None:
         lonely.users_at([1])
 
 
-def test_users_come_back_in_the_order_asked() -> None:
+def test_users_are_returned_in_the_order_of_their_indices() -> None:
     index = np.array([899, 0, 299, 300, 0, 601])
     assert (world().users_at(index).index == index).all()
     assert (world().user_index(world().user_id(index)) == index).all()

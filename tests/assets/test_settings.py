@@ -1,0 +1,62 @@
+"""Every site has a Dagster home of its own."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pf_assets.cli.main import main
+from pf_assets.settings import dagster_home
+from pf_core.errors import PipelineError
+from tests.support.sites import SmallSite
+
+
+@pytest.fixture
+def site_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    monkeypatch.delenv("PF_SITE", raising=False)
+    path = tmp_path / "my site" / "site.yaml"
+    path.parent.mkdir()
+    path.write_text(SmallSite(tmp_path).site.model_dump_json())
+    return path
+
+
+def test_a_site_without_a_dagster_home_is_refused_until_it_has_one(site_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match=r"has no Dagster home: there is no dagster\.yaml in its") as refused:
+        dagster_home(site_file)
+    remedy = re.search("`(cp .*)`", str(refused.value.remedy))
+    assert remedy is not None
+    subprocess.run(remedy[1], shell=True, check=True, cwd=tmp_path)
+    assert dagster_home(site_file) == str(site_file.parent)
+
+
+def test_pf_site_without_a_dagster_home_is_refused_until_it_has_one(
+    site_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PF_SITE", os.path.relpath(site_file))
+    with pytest.raises(PipelineError, match="has no Dagster home"):
+        dagster_home()
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    assert dagster_home() == dagster_home(site_file) == str(tmp_path / "home")
+
+
+def test_dagster_home_of_another_site_is_not_used(
+    site_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home of PF_SITE, which is the demo's"))
+    with pytest.raises(PipelineError, match="has no Dagster home"):
+        dagster_home(site_file)
+
+
+@pytest.mark.parametrize("command", [["dev"], ["report"]])
+def test_commands_refuse_in_a_sentence(
+    site_file: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PF_SITE", str(site_file))
+    monkeypatch.setattr("sys.argv", ["pf", *command])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert f"error: {site_file} has no Dagster home" in capsys.readouterr().err

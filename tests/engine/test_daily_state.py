@@ -1,0 +1,89 @@
+"""Daily state: one Lance version of each bucket for every day, and manifests that are read once."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pf_core.engine import daily_state
+from pf_core.engine.daily_state import DailyState, StateManifest, create_bucket
+from pf_core.engine.local import LocalEngine
+from pf_core.errors import PipelineError
+
+DAYS = ["2026-01-01", "2026-01-02"]
+
+
+class CountedManifest(StateManifest):
+    counts: dict[str, int]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> DailyState[CountedManifest]:
+    """Three buckets, of which bucket b holds the rows 10 * b + 1 on the first day and 10 * b + 2 on the second."""
+    state: DailyState[CountedManifest] = DailyState(root=tmp_path / "asset", asset="asset", num_buckets=3)
+    for number, ds in enumerate(DAYS, 1):
+        rows = [pa.table({"row": [10 * bucket + number]}) for bucket in range(3)]
+        versions = [create_bucket(state.bucket_path(bucket), rows[bucket]).version for bucket in range(3)]
+        state.publish(ds, versions, {"counts": {"rows": 3}})
+    return state
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Every JSON file that is read from now on."""
+    paths: list[Path] = []
+    read = daily_state.read_json
+
+    def counted(path: Path) -> Any:
+        paths.append(path)
+        return read(path)
+
+    monkeypatch.setattr(daily_state, "read_json", counted)
+    return paths
+
+
+def test_the_manifest_of_a_day_is_read_once_for_all_buckets(
+    state: DailyState[CountedManifest], reads: list[Path]
+) -> None:
+    for number, ds in enumerate(DAYS, 1):
+        day = state.open_day(ds)
+        found = [dataset.to_table()["row"].to_pylist() for dataset in day.buckets()]
+        assert found == [[10 * bucket + number] for bucket in range(3)]
+        assert day.open_bucket(2).to_table()["row"].to_pylist() == [20 + number]
+        assert day.manifest["counts"] == {"rows": 3}
+    assert reads == [state.manifest_path(ds) for ds in DAYS]
+
+
+def test_a_day_in_a_task_reads_no_manifest(state: DailyState[CountedManifest], reads: list[Path]) -> None:
+    day = pickle.loads(pickle.dumps(state.open_day(DAYS[0])))
+    assert day.open_bucket(1).to_table()["row"].to_pylist() == [11]
+    assert len(reads) == 1
+
+
+def test_a_manifest_has_what_every_state_asset_has(state: DailyState[CountedManifest]) -> None:
+    manifest = state.require(DAYS[1])
+    assert {"ds", "num_buckets", "versions"} == StateManifest.__required_keys__ <= manifest.keys()
+    assert manifest == {"ds": DAYS[1], "num_buckets": 3, "versions": [2, 2, 2], "counts": {"rows": 3}}
+    assert state.days() == DAYS
+    assert state.manifest("2026-01-03") is None
+
+
+def test_a_day_that_cannot_be_opened_is_refused(state: DailyState[CountedManifest]) -> None:
+    with pytest.raises(PipelineError, match="asset has no partition 2026-01-03; make it with: dagster asset"):
+        state.open_day("2026-01-03")
+    other: DailyState[CountedManifest] = DailyState(root=state.root, asset="asset", num_buckets=4)
+    with pytest.raises(PipelineError, match="asset 2026-01-01 has 3 buckets, the site file says 4; change it back, or"):
+        other.open_bucket(DAYS[0], 0)
+
+
+def test_retention_keeps_the_newest_days(state: DailyState[CountedManifest], tmp_path: Path) -> None:
+    messages: list[str] = []
+    with LocalEngine(num_workers=1, memory_mb=64, temp_dir=tmp_path / "tmp") as engine:
+        state.retain(1, engine, messages.append)
+    assert state.days() == DAYS[1:]
+    assert [dataset.to_table()["row"].to_pylist() for dataset in state.open_day(DAYS[1]).buckets()] == [[2], [12], [22]]
+    assert messages[0].startswith("asset: 1 days kept, ")
+    with pytest.raises(PipelineError, match="asset 2026-01-01 is older than the 1 days that are kept"):
+        state.refuse_if_dropped(DAYS[:1], 1)
