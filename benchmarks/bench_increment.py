@@ -37,7 +37,7 @@ from pf_core.hashing import bucket_of
 from pf_core.logs.ingest import ingest_days
 from pf_core.schemas import TIMELINE_LISTS
 from pf_core.timelines.build import build_timelines, timeline_state
-from pf_core.timelines.segments import read_pieces, read_rows
+from pf_core.timelines.segments import read_rows, read_segments
 
 START_DS = "2026-01-01"
 NUM_DAYS = 10
@@ -192,8 +192,8 @@ def time_baseline(site: Site, base_ds: str, active: np.ndarray, engine: LocalEng
 
 def _copy_rows(task: _Copy) -> int:
     dataset = lance.dataset(task.source, version=task.version)
-    pieces = read_pieces(dataset, of=task.user_ids)
-    rows = read_rows(dataset, pieces.where(pieces.is_newest), ["user_id", *TIMELINE_LISTS])
+    segments = read_segments(dataset, of=task.user_ids)
+    rows = read_rows(dataset, segments.where(segments.is_newest), ["user_id", *TIMELINE_LISTS])
     lance.write_dataset(rows, task.target)
     return rows.num_rows
 

@@ -28,7 +28,7 @@ from measuring import report, say, working_directory, world_site
 from pf_core.config.site import Site
 from pf_core.config.training import ModelConfig, choose
 from pf_core.days import ds_start_us, shift_ds
-from pf_core.embeddings.inference import ServedModel, cut_sequences
+from pf_core.embeddings.inference import ServedModel, cut_sequences, encode_timelines
 from pf_core.embeddings.tables import embedding_state
 from pf_core.embeddings.users import embed_days
 from pf_core.embeddings.vectors import matrix_of
@@ -39,7 +39,7 @@ from pf_core.model.sequences import collate_sequences
 from pf_core.model.towers import PinnerFormer
 from pf_core.pins.features import build_pin_features, pin_state
 from pf_core.pins.packed import open_pins, pack_pins
-from pf_core.timelines.build import build_timelines, read_bucket
+from pf_core.timelines.build import build_timelines, read_bucket, timeline_state
 
 DS = "2026-03-01"
 FEATURE_DIM = 256
@@ -113,9 +113,9 @@ def naive(site: Site, served: ServedModel, num_users: int) -> Callable[[], np.nd
     """Embeds some users, by user_id, as one would at first: everything padded, everything computed."""
     model, description = load_model(served.path)
     pins = open_pins(pack_pins(site, pin_state(site).require(DS), _quiet))
-    timelines = read_bucket(site, DS, 0).sort_by("user_id").slice(0, num_users)
-    actions = cut_sequences(timelines, pins, description).actions
+    timelines = read_bucket(timeline_state(site), DS, 0).sort_by("user_id").slice(0, num_users)
     num_steps = model.config.sequence_length
+    actions = cut_sequences(encode_timelines(timelines, pins, description), num_steps).actions
 
     @torch.inference_mode()
     def embed() -> np.ndarray:

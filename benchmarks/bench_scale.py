@@ -49,7 +49,7 @@ from pf_core.logs.partition import bucket_files
 from pf_core.pins.lookup import find_pins
 from pf_core.pins.packed import PIN_BATCH_ROWS
 from pf_core.timelines.build import timeline_state
-from pf_core.timelines.segments import read_pieces
+from pf_core.timelines.segments import read_segments
 
 FULL = Size(num_users=100_000, num_actions=6_000_000, num_pins=20_000, num_days=30)
 QUICK = Size(num_users=2_000, num_actions=60_000, num_pins=2_000, num_days=5)
@@ -140,9 +140,9 @@ def num_rewritten(site: Site, ds: str) -> int:
     total, day_before = 0, shift_ds(ds, -1)
     for bucket, path in bucket_files(site, ds).items():
         active = pq.read_table(path, columns=["user_id"])["user_id"]
-        pieces = read_pieces(timeline_state(site).open_bucket(day_before, bucket), of=active.unique())
-        is_growing = pieces.is_newest & (pieces.num_actions < site.timelines.piece_actions)
-        total += len(active) + int(pieces.num_actions[is_growing].sum())
+        segments = read_segments(timeline_state(site).open_bucket(day_before, bucket), of=active.unique())
+        is_growing = segments.is_newest & (segments.num_actions < site.timelines.segment_actions)
+        total += len(active) + int(segments.num_actions[is_growing].sum())
     return total
 
 

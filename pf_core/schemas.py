@@ -48,7 +48,7 @@ QUARANTINE_SCHEMA = pa.schema(
 
 
 def user_timelines_schema(user_id: IdType, pin_id: IdType) -> pa.Schema:
-    """As they are read; `pieces.py` says how they are stored."""
+    """Timelines as they are read; `timelines/segments.py` says how they are stored."""
     return pa.schema(
         [
             pa.field("user_id", id_arrow_type(user_id)),

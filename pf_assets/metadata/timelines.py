@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 
 from pf_assets.metadata.pages import Metadata, picture, table
 from pf_core.config.site import Site
-from pf_core.timelines.build import LENGTH_BINS, timeline_state
+from pf_core.timelines.bucket import LENGTH_BINS
+from pf_core.timelines.build import timeline_state
 
 
 def describe_user_timelines(site: Site, manifest: Mapping[str, Any], seconds: float) -> Metadata:

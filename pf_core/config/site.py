@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from pf_core.config.base import Strict
 from pf_core.config.serving import ServingConfig
@@ -23,11 +31,16 @@ class TimelineConfig(Strict):
     window_days: int = Field(default=365, ge=1)
     max_actions: int = Field(default=10_000, ge=1)
     """Actions kept of one user, the newest ones."""
-    piece_actions: int = Field(default=64, ge=1)
-    """Of a user's actions, so many are stored together; of them all, a day writes at most so many anew."""
+    segment_actions: int = Field(default=64, ge=1, validation_alias=AliasChoices("segment_actions", "piece_actions"))
+    """Number of actions of a user that are stored together; a day rewrites at most this many of them."""
     retention_days: int = Field(default=60, ge=2)
     """Days whose state stays readable; older ones are dropped, and their files removed."""
     compact_after_fragments: int = Field(default=24, ge=2)
+
+    @model_serializer(mode="wrap")
+    def _keep_old_name(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """`segment_actions` was called `piece_actions`: its old name keeps the fingerprint of a site as it was."""
+        return {name.replace("segment_actions", "piece_actions"): value for name, value in serialize(self).items()}
 
 
 class EngineConfig(Strict):

@@ -1,4 +1,4 @@
-"""Is a day of user_embeddings, the snapshot or pin_embeddings fit to be served?"""
+"""Data checks: is a day of user_embeddings, of the snapshot or of pin_embeddings fit to be served?"""
 
 import statistics
 
@@ -8,29 +8,33 @@ import pyarrow as pa
 from pf_core.check_result import CheckResult
 from pf_core.config.site import Site
 from pf_core.days import shift_ds
-from pf_core.embeddings.tables import embedding_state, pin_embedding_state, snapshot_state
-from pf_core.embeddings.vectors import find_fault
-from pf_core.engine.daily_state import Manifest
+from pf_core.embeddings.tables import (
+    SnapshotManifest,
+    UserEmbeddingManifest,
+    embedding_state,
+    pin_embedding_state,
+    snapshot_state,
+)
+from pf_core.embeddings.vectors import embedding_fault
 from pf_core.pins.features import pin_state
 
 BATCH_ROWS = 65_536
 
 
 def judge_embeddings(site: Site, ds: str) -> CheckResult:
-    """Every row of the day is finite, of unit norm, and of the day's model."""
+    """Pass if every row of the day's user_embeddings is finite, of unit norm, and of the day's model."""
     day = embedding_state(site).open_day(ds)
     manifest = day.manifest
+    version = manifest["model_version"]
     for bucket, dataset in enumerate(day.buckets()):
-        fault = find_fault(dataset.to_table(), key="user_id", model_version=manifest["model_version"])
+        fault = embedding_fault(dataset.to_table(), key="user_id", model_version=version)
         if fault is not None:
             return CheckResult(ds, False, f"bucket {bucket}: {fault}")
-    return CheckResult(
-        ds, True, f"{manifest['counts']['users']:,} embeddings of model {manifest['model_version']} are sound"
-    )
+    return CheckResult(ds, True, f"{manifest['counts']['users']:,} embeddings of model {version} are sound")
 
 
 def judge_active_coverage(site: Site, ds: str) -> CheckResult:
-    """Active users with an embedding / active users ≥ min_active_coverage; a day without active users passes."""
+    """Pass if active users with an embedding / active users ≥ min_active_coverage, or if nobody was active."""
     counts, least = embedding_state(site).require(ds)["counts"], site.serving.quality.min_active_coverage
     active = counts["active_users"]
     share = counts["active_users_with_embedding"] / active if active else 1.0
@@ -39,9 +43,10 @@ def judge_active_coverage(site: Site, ds: str) -> CheckResult:
 
 
 def judge_users_kept(site: Site, ds: str) -> CheckResult:
-    """The rows are as many as the manifest says, and the day before's users are all there but the forgotten.
+    """Pass if the snapshot has the users of the day before and the new ones, without the forgotten and expired ones.
 
-    On a day on which everybody was embedded anew, those whose timeline has run out of the window leave, too.
+    Users expire on a day on which everyone was embedded: those whose timeline has left the window then have no
+    embedding. The number of stored rows must also be the one in the manifest.
     """
     day = snapshot_state(site).open_day(ds)
     counts = day.manifest["counts"]
@@ -57,7 +62,7 @@ def judge_users_kept(site: Site, ds: str) -> CheckResult:
 
 
 def judge_one_model(site: Site, ds: str) -> CheckResult:
-    """Every row of the snapshot, and the day's embeddings, are of one model version."""
+    """Pass if every row of the snapshot, and the day's user_embeddings, are of one model version."""
     day = snapshot_state(site).open_day(ds)
     version = day.manifest["model_version"]
     others = sum(dataset.count_rows(f"model_version != '{version}'") for dataset in day.buckets())
@@ -68,9 +73,10 @@ def judge_one_model(site: Site, ds: str) -> CheckResult:
 
 
 def judge_drift(site: Site, ds: str) -> CheckResult:
-    """The day's mean embedding lies near that of the days before, and users moved about as far as usual.
+    """Pass if the day's mean embedding is near that of the days before, and users moved about as far as usual.
 
-    Compared are trailing days of the same model on which the active users were embedded; without any, all passes.
+    The day is compared with the trailing days of the same model that embedded their active users; if there are none,
+    it passes.
     """
     quality = site.serving.quality
     deltas, snapshots = embedding_state(site), snapshot_state(site)
@@ -92,20 +98,20 @@ def judge_drift(site: Site, ds: str) -> CheckResult:
     return CheckResult(ds, drift <= quality.max_mean_drift and ratio <= quality.max_change_ratio, reason)
 
 
-def _is_comparable(manifest: Manifest | None, today: Manifest) -> bool:
+def _is_comparable(manifest: UserEmbeddingManifest | None, today: UserEmbeddingManifest) -> bool:
     if manifest is None or manifest["mode"] != "active" or manifest["mean_vector"] is None:
         return False
-    return bool(manifest["model_version"] == today["model_version"])
+    return manifest["model_version"] == today["model_version"]
 
 
-def _change(manifest: Manifest | None) -> float | None:
+def _change(manifest: SnapshotManifest | None) -> float | None:
     if manifest is None or manifest["change"] is None:
         return None
-    return float(manifest["change"]["mean_distance"])
+    return manifest["change"]["mean_distance"]
 
 
 def judge_pin_embeddings(site: Site, ds: str) -> CheckResult:
-    """Every candidate has one finite embedding of unit norm, of the model of the day's users."""
+    """Pass if every candidate has one finite embedding of unit norm, of the same model as the day's users."""
     state = pin_embedding_state(site)
     manifest, users, pins = state.require(ds), embedding_state(site).manifest(ds), pin_state(site).manifest(ds)
     version, num_pins = manifest["model_version"], 0
@@ -113,7 +119,7 @@ def judge_pin_embeddings(site: Site, ds: str) -> CheckResult:
         return CheckResult(ds, False, f"pins have model {version}, users {users['model_version']}")
     for batch in state.open_bucket(ds, 0).scanner(batch_size=BATCH_ROWS).to_reader():
         table = pa.Table.from_batches([batch])
-        fault = find_fault(table, key="pin_id", model_version=version)
+        fault = embedding_fault(table, key="pin_id", model_version=version)
         if fault is not None:
             return CheckResult(ds, False, fault)
         num_pins += table.num_rows

@@ -1,15 +1,16 @@
-"""From timelines to unit vectors (paper, section 3.6), exact whoever else is embedded.
+"""From timelines to unit vectors (paper, section 3.6), independent of who else is embedded.
 
 A user's vector is a function of the model and of that user's sequence alone: embedding a few users gives, bit for bit,
-what embedding everybody gives, so that a repair or a late action costs only the users whom it concerns. Arithmetic is
-that exact if its shape is always the same, so nothing else about the batch may vary:
+what embedding everyone gives, so that a repair or a late action costs only the users that it concerns. Arithmetic is
+that exact only if its shape is always the same, so nothing else about the batch may vary:
 - lengths are padded to a grid, a padded length has one batch shape, and a batch that is not full repeats its users;
-- one thread computes a batch, because where two divide the work depends on its size (measured: another last bit, even
-  in the same shape). Several threads take batches side by side. A batch is small, so that it stays in the caches.
-It holds on the CPU (test). On a GPU, shapes are fixed too, but bfloat16 autocast makes no promise beyond its rounding.
+- one thread computes a batch, because how two threads divide the work depends on its size (measured: another last bit,
+  even in the same shape). Several threads compute batches side by side. Batches are small enough for the CPU caches.
+This holds on the CPU (tested). On a GPU shapes are fixed too, but bfloat16 autocast promises nothing beyond its
+rounding.
 
-The model reads the newest actions whose pin has a feature and whose words it knows; other actions are dropped and
-counted. Pins are read by memory map from files that are packed once for each version of pin_features.
+The model reads the newest actions whose pin has a feature and whose action type and surface it knows; other actions are
+dropped and counted. Pins are memory-mapped from files that are packed once for each version of pin_features.
 """
 
 import functools
@@ -35,92 +36,167 @@ from pf_core.pins.packed import PackedPins
 from pf_core.timelines.arrays import Timelines, encode_words
 
 LENGTH_STEP = 8
-"""Lengths are padded to a multiple: of a heavy-tailed bucket's positions, 96 in 100 are then real."""
+"""Lengths are padded to a multiple of this: in a bucket with heavy-tailed lengths, 96 % of the positions are then
+real."""
 
 MIN_POSITIONS = 256
 
 BATCH_NUMBERS = 65_536
-"""Positions of a batch times the hidden dimension, on a CPU core: from there on, larger batches gain little, and what
-is filled up costs more. A GPU takes as many positions."""
+"""Positions of a batch times the hidden dimension, on a CPU core: larger batches gain little, and filling them up costs
+more. A GPU takes this many positions."""
 
 ACTION = np.dtype([("feature", "<i8"), ("ts", "<i8"), ("duration", "<f4"), ("action_type", "<i2"), ("surface", "<i2")])
-"""What the model reads of an action, a feature by its hash."""
+"""What the model reads of an action; the pin's feature is represented by its hash."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """A model that is to embed: its name, and its folder (model.safetensors, model.json)."""
+    """A model that embeds users and pins: its version, and its folder (model.safetensors, model.json)."""
 
     model_version: str
     path: Path
 
 
 @functools.lru_cache(maxsize=1)
-def open_model(served: ServedModel, device: torch.device) -> tuple[PinnerFormer, dict[str, Any]]:
-    """The towers on the device and the model's description; a process keeps the last one that it opened."""
+def open_served_model(served: ServedModel, device: torch.device) -> tuple[PinnerFormer, dict[str, Any]]:
+    """Return the towers on the device and the model's description; a process keeps the last model that it opened."""
     model, description = load_model(served.path)
     return model.to(device), description
 
 
 # Sequences
 
+READ_COLUMNS = ("pin", "ts", "action_type", "surface", "duration")
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class UserSequences:
-    """What the model reads of the users who have anything to read."""
+class EncodedTimelines:
+    """Timelines in the codes of a model and the rows of the pins; a code is -1 where the model knows no such thing."""
 
     user_ids: pa.Array
     actions: Timelines
-    """In the model's codes and the pins' rows."""
-    num_without_actions: int
-    """Users of the timelines who are not here."""
-    num_no_feature: int
-    """Actions that were dropped."""
-    num_unknown_word: int
 
     @property
     def lengths(self) -> np.ndarray:
+        """Number of actions of each user."""
+        return np.diff(self.actions.offsets)
+
+    @property
+    def is_known(self) -> np.ndarray:
+        """Whether the model knows the action type and the surface of each action."""
+        return (self.actions.action_type >= 0) & (self.actions.surface >= 0)
+
+    @property
+    def is_usable(self) -> np.ndarray:
+        """Whether the model can read each action."""
+        return self.is_known & (self.actions.pin >= 0)
+
+    @property
+    def num_usable(self) -> np.ndarray:
+        """Number of usable actions of each user."""
+        until = np.concatenate([[0], np.cumsum(self.is_usable)])
+        return np.diff(until[self.actions.offsets])
+
+    def where(self, chosen: np.ndarray) -> "EncodedTimelines":
+        """Return the users that the boolean mask selects."""
+        kept = np.repeat(chosen, self.lengths)
+        return EncodedTimelines(
+            user_ids=self.user_ids.filter(pa.array(chosen)),
+            actions=_select(self.actions, kept, self.lengths[chosen]),
+        )
+
+    def joined(self, others: "EncodedTimelines") -> "EncodedTimelines":
+        """Return these users, followed by others."""
+        columns = {
+            name: np.concatenate([getattr(self.actions, name), getattr(others.actions, name)]) for name in READ_COLUMNS
+        }
+        return EncodedTimelines(
+            user_ids=pa.concat_arrays([self.user_ids, others.user_ids]),
+            actions=_timelines(np.concatenate([self.lengths, others.lengths]), columns),
+        )
+
+
+def _timelines(lengths: np.ndarray, columns: dict[str, np.ndarray]) -> Timelines:
+    return Timelines(
+        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        pin=columns["pin"],
+        ts=columns["ts"],
+        action_type=columns["action_type"],
+        surface=columns["surface"],
+        duration=columns["duration"],
+        is_positive=np.zeros(0, bool),  # only targets need it
+    )
+
+
+def _select(actions: Timelines, chosen: np.ndarray, lengths: np.ndarray) -> Timelines:
+    """Return the chosen actions, which form timelines of these lengths."""
+    return _timelines(lengths, {name: getattr(actions, name)[chosen] for name in READ_COLUMNS})
+
+
+def encode_timelines(timelines: pa.Table, pins: PackedPins, description: dict[str, Any]) -> EncodedTimelines:
+    """Look up the pins, action types and surfaces of all actions."""
+    column = {name: pc.list_flatten(timelines[name]) for name in timelines.column_names if name != "user_id"}
+    read_types = description["model"].get("sequence_types")
+    columns = {
+        "pin": find_pins(pins.ids, column["pin_id"].combine_chunks()),
+        "ts": column["ts"].cast(pa.int64()).to_numpy(),
+        "action_type": encode_words(column["action_type"], description["action_types"], of=read_types),
+        "surface": encode_words(column["surface"], description["surfaces"]),
+        "duration": column["duration_s"].to_numpy(),
+    }
+    return EncodedTimelines(
+        user_ids=timelines["user_id"].combine_chunks(),
+        actions=_timelines(pc.list_value_length(timelines["ts"]).to_numpy(), columns),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class UserSequences:
+    """Input of the model for the users who have any usable action."""
+
+    user_ids: pa.Array
+    actions: Timelines
+    """Usable actions, in the model's codes and the pins' rows."""
+    num_without_actions: int
+    """Number of users of the timelines without a usable action; they are left out here."""
+    num_no_feature: int
+    """Number of actions that were dropped because their pin has no feature."""
+    num_unknown_word: int
+    """Number of other actions that were dropped because the model does not know their action type or surface."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of actions of each user."""
         return np.diff(self.actions.offsets)
 
     @property
     def last_action_us(self) -> np.ndarray:
+        """Time of each user's newest usable action, UTC microseconds."""
         return self.actions.ts[self.actions.offsets[1:] - 1]
 
 
-def cut_sequences(timelines: pa.Table, pins: PackedPins, description: dict[str, Any]) -> UserSequences:
-    """The newest usable actions of every timeline, as many as the model reads."""
-    column = {name: pc.list_flatten(timelines[name]) for name in timelines.column_names if name != "user_id"}
-    user = np.repeat(np.arange(timelines.num_rows), pc.list_value_length(timelines["ts"]).to_numpy())
-    pin = find_pins(pins.ids, column["pin_id"].combine_chunks())
-    read_types = description["model"].get("sequence_types")
-    action_type = encode_words(column["action_type"], description["action_types"], of=read_types)
-    surface = encode_words(column["surface"], description["surfaces"])
-    is_known = (action_type >= 0) & (surface >= 0)
-    usable = np.flatnonzero(is_known & (pin >= 0))
-    num_usable = np.bincount(user[usable], minlength=timelines.num_rows)
+def cut_sequences(timelines: EncodedTimelines, sequence_length: int) -> UserSequences:
+    """Return the newest usable actions of every timeline, at most `sequence_length`."""
+    user = np.repeat(np.arange(len(timelines.lengths)), timelines.lengths)
+    usable, num_usable = np.flatnonzero(timelines.is_usable), timelines.num_usable
     from_newest = np.cumsum(num_usable)[user[usable]] - 1 - np.arange(len(usable))
-    read = usable[from_newest < description["model"]["sequence_length"]]
-    length = np.minimum(num_usable, description["model"]["sequence_length"])
+    length = np.minimum(num_usable, sequence_length)
     has_any = length > 0
+    has_feature = timelines.actions.pin >= 0
     return UserSequences(
-        user_ids=timelines["user_id"].filter(pa.array(has_any)).combine_chunks(),
-        actions=Timelines(
-            offsets=np.concatenate([[0], np.cumsum(length[has_any])]),
-            pin=pin[read],
-            ts=column["ts"].cast(pa.int64()).to_numpy()[read],
-            action_type=action_type[read],
-            surface=surface[read],
-            duration=column["duration_s"].to_numpy()[read],
-            is_positive=np.zeros(0, bool),  # only targets need it
-        ),
+        user_ids=timelines.user_ids.filter(pa.array(has_any)),
+        actions=_select(timelines.actions, usable[from_newest < sequence_length], length[has_any]),
         num_without_actions=int((~has_any).sum()),
-        num_no_feature=int((pin < 0).sum()),
-        num_unknown_word=int((~is_known & (pin >= 0)).sum()),
+        num_no_feature=int((~has_feature).sum()),
+        num_unknown_word=int((~timelines.is_known & has_feature).sum()),
     )
 
 
 def hash_inputs(sequences: UserSequences, pins: PackedPins) -> np.ndarray:
-    """input_hash: of all that the model reads of each user. The same model gives the same hash the same vector."""
+    """Return the input_hash of each user: a hash of all that the model reads.
+
+    Equal hashes mean equal vectors of the same model.
+    """
     actions = sequences.actions
     records = np.empty(len(actions.pin), ACTION)
     records["feature"] = pins.feature_hash[actions.pin]
@@ -135,14 +211,15 @@ def hash_inputs(sequences: UserSequences, pins: PackedPins) -> np.ndarray:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Batch:
     rows: np.ndarray
-    """Of the sequences."""
+    """Rows of the sequences that the batch embeds."""
     num_rows: int
-    """Of the batch: it is filled up."""
+    """Number of rows of the batch after it is filled up with repeated ones."""
     num_steps: int
+    """Length to which the sequences are padded."""
 
 
 def plan_batches(length_U: np.ndarray, *, sequence_length: int, positions: int) -> Iterator[_Batch]:
-    """Every sequence once, the longest first. A batch's shape follows from its sequences' padded length."""
+    """Put every sequence into a batch, the longest first. A batch's shape depends only on its padded length."""
     padded_U = np.minimum(-(-length_U // LENGTH_STEP) * LENGTH_STEP, sequence_length)
     for num_steps in np.unique(padded_U)[::-1].tolist():
         num_rows = -(-positions // num_steps)
@@ -160,9 +237,9 @@ def embed(
     num_threads: int,
     progress: Callable[[int], None] = lambda num_users: None,
 ) -> tuple[np.ndarray, int]:
-    """Unit vectors (float32) of these rows of the sequences, and the number of padded positions that they took.
+    """Return unit vectors (float32) of these rows of the sequences, and the number of padded positions.
 
-    `progress` is told how many users are done. Memory is that of a batch a thread.
+    `progress` is called with the number of users done. Memory is one batch per thread.
     """
     device = model.project.weight.device
     start_U, length_U = sequences.actions.offsets[rows], sequences.lengths[rows]
@@ -178,7 +255,7 @@ def embed(
     result = np.empty((len(rows), model.config.embedding_dim), np.float32)
     positions = max(MIN_POSITIONS, BATCH_NUMBERS // model.config.hidden_dim)
     if device.type == "cuda":
-        positions, num_threads = BATCH_NUMBERS, 2  # one gathers while the other computes
+        positions, num_threads = BATCH_NUMBERS, 2  # one thread gathers while the other computes
     batches = list(plan_batches(length_U, sequence_length=model.config.sequence_length, positions=positions))
     num_done = 0
     with single_threaded(), ThreadPoolExecutor(num_threads) as pool:

@@ -1,9 +1,9 @@
-"""pin_embeddings: what the pin tower makes of every candidate, as of each day; rows by pin_id.
+"""pin_embeddings: the pin tower's output for every candidate, as of each day; rows are sorted by pin_id.
 
-Of the pins, the ids are in memory, to be sorted, and their features a chunk at a time. A pin's vector is a function of
-its feature and the model alone, bit for bit: the tower sees blocks of one shape, the last one filled up, each in one
-thread (where several threads divide a product depends on its size, and rounding on that). A day whose features and
-model are those of another day shares its version.
+Memory holds the ids of all pins, to sort them, and one chunk of their features. A pin's vector is a function of its
+feature and the model alone, bit for bit: the tower computes blocks of one shape, the last one filled up, each in one
+thread (how several threads divide a product depends on its size, and rounding depends on that). A day whose features
+and model are those of another day shares its version.
 """
 
 import contextlib
@@ -20,17 +20,26 @@ import pyarrow.compute as pc
 import torch
 
 from pf_core.config.site import Site
-from pf_core.embeddings.inference import ServedModel, open_model
-from pf_core.embeddings.tables import embedding_state, pin_embedding_state, snapshot_state
-from pf_core.embeddings.vectors import column_of, find_fault, matrix_of
+from pf_core.embeddings.inference import ServedModel, open_served_model
+from pf_core.embeddings.tables import (
+    PinEmbeddingContent,
+    PinEmbeddingInputs,
+    PinEmbeddingManifest,
+    PinEmbeddingState,
+    embedding_state,
+    pin_embedding_state,
+    snapshot_state,
+)
+from pf_core.embeddings.vectors import column_of, embedding_fault, matrix_of
 from pf_core.engine.base import Engine
-from pf_core.engine.daily_state import DailyState, Manifest, create_bucket, open_dataset, take_rows
+from pf_core.engine.daily_state import create_bucket, open_dataset, take_rows
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import bucket_of, digest_of
 from pf_core.model.device import choose_device, single_threaded
 from pf_core.model.towers import PinnerFormer
 from pf_core.pins.features import content_name, pin_state
 from pf_core.pins.packed import finite_features, pins_by_id
+from pf_core.progress import Progress, Throttle
 from pf_core.schemas import pin_embeddings_schema
 
 CHUNK_ROWS = 8192
@@ -38,12 +47,10 @@ CHUNK_ROWS = 8192
 BLOCK_ROWS = 1024
 
 USERS_AT_ONCE = 1024
-"""Of an exact search: their scores for a chunk of pins are in memory."""
+"""Number of users whose scores for a chunk of pins an exact search holds in memory."""
 
 SECOND_HASH = 65_521
-"""A prime, so that it orders the users of a bucket independently of the hash that chose the bucket."""
-
-REPORT_EVERY_S = 5.0
+"""A prime, so that hashing to this many values orders a bucket's users independently of the hash to buckets."""
 
 
 def embed_pin_days(
@@ -52,9 +59,9 @@ def embed_pin_days(
     *,
     model_for: Callable[[str], ServedModel],
     engine: Engine,
-    progress: Callable[[str], None],
-) -> Iterator[Manifest]:
-    """Embed the candidates of ascending days; yields each published manifest."""
+    progress: Progress,
+) -> Iterator[PinEmbeddingManifest]:
+    """Embed the candidates of ascending days; yield each published manifest."""
     state = pin_embedding_state(site)
     state.refuse_if_dropped(days, site.serving.retention_days)
     with state.writing():
@@ -65,7 +72,7 @@ def embed_pin_days(
 
 @contextlib.contextmanager
 def pin_tower(model: PinnerFormer, *, num_threads: int) -> Iterator[Callable[[np.ndarray], np.ndarray]]:
-    """A function from features to float16 unit vectors, the same for a pin whatever pins are beside it."""
+    """Yield a function from features to float16 unit vectors; a pin's vector does not depend on the other pins."""
 
     @torch.inference_mode()
     def embed_block(feature_NF: np.ndarray) -> np.ndarray:
@@ -83,16 +90,17 @@ def pin_tower(model: PinnerFormer, *, num_threads: int) -> Iterator[Callable[[np
 
 
 def read_vectors(site: Site, ds: str) -> Iterator[np.ndarray]:
-    """A day's embeddings in the order of their rows, as float32, a chunk at a time."""
+    """Yield a day's embeddings in the order of their rows, as float32, a chunk at a time."""
     dataset = pin_embedding_state(site).open_bucket(ds, 0)
     for batch in dataset.to_batches(columns=["embedding"], batch_size=CHUNK_ROWS):
         yield matrix_of(batch["embedding"]).astype(np.float32)
 
 
 def sample_users(site: Site, ds: str, num_users: int) -> np.ndarray:
-    """Embeddings of users of the snapshot, float32; by hash of the id, so that they are the same ones every day.
+    """Return the embeddings (float32) of a sample of the snapshot's users.
 
-    Buckets are made by hash too, so that the first ones that have enough users are as good as all.
+    The sample is taken by hash of the id, so that it has the same users every day. Buckets are made by hash too: the
+    first few that have enough users are as good as all of them.
     """
     parts, num_found = [], 0
     for dataset in snapshot_state(site).open_day(ds).buckets():
@@ -105,12 +113,12 @@ def sample_users(site: Site, ds: str, num_users: int) -> np.ndarray:
         if num_found == num_users:
             break
     if num_found == 0:
-        raise PipelineError(f"user_embedding_snapshot {ds} has no users by whom the index could be judged")
+        raise PipelineError(f"user_embedding_snapshot {ds} has no users to measure the recall of the index with")
     return np.concatenate(parts)
 
 
 def nearest_scores(site: Site, ds: str, users_UD: np.ndarray, k: int) -> np.ndarray:
-    """The k largest scores of each user by exact search over a day's pins, best first."""
+    """Return the k largest scores of each user by exact search over a day's pins, best first."""
     users = torch.from_numpy(users_UD).split(USERS_AT_ONCE)
     best = [torch.empty(len(rows_RD), 0) for rows_RD in users]
     for vectors in read_vectors(site, ds):
@@ -122,57 +130,65 @@ def nearest_scores(site: Site, ds: str, users_UD: np.ndarray, k: int) -> np.ndar
 
 
 def _embed_day(
-    site: Site, state: DailyState, ds: str, served: ServedModel, progress: Callable[[str], None]
-) -> Manifest:
+    site: Site, state: PinEmbeddingState, ds: str, served: ServedModel, progress: Progress
+) -> PinEmbeddingManifest:
     pins = pin_state(site).require(ds)
     _refuse_another_model(site, ds, served)
-    inputs = {"pin_features_version": content_name(pins), "model_version": served.model_version}
+    inputs: PinEmbeddingInputs = {
+        "pin_features_version": content_name(pins),
+        "model_version": served.model_version,
+    }
     for known_ds in reversed(state.days()):
         known = state.require(known_ds)
         if known["inputs"] == inputs:
             progress(f"pin_embeddings {ds}: unchanged, {known['counts']['pins']:,} pins as of {known_ds}")
             return state.publish(ds, known["versions"], known)
-    if pins["counts"]["candidates"] == 0:
+    num_candidates: int = pins["counts"]["candidates"]
+    if num_candidates == 0:
         raise PipelineError(
-            f"none of the {pins['counts']['pins']:,} pins of pin_features {ds} is a candidate. Mend "
-            f"source.pins.is_candidate in the site file, then: {materialize_command('pin_features', ds)}"
+            f"none of the {pins['counts']['pins']:,} pins of pin_features {ds} is a candidate",
+            f"fix source.pins.is_candidate in the site file, then: {materialize_command('pin_features', ds)}",
         )
-    model, _ = open_model(served, choose_device(site.serving.device))
+    model, _ = open_served_model(served, choose_device(site.serving.device))
     if model.feature_dim != pins["dim"]:
         raise PipelineError(
             f"model {served.model_version} reads features of {model.feature_dim} numbers, those of pin_features {ds} "
-            f"have {pins['dim']}: train a model on them, or go back to the vectors that it was trained on"
+            f"have {pins['dim']}",
+            "train a model on them, or go back to the vectors that it was trained on",
         )
     started = time.monotonic()
+    features = open_dataset(pin_state(site).bucket_path(0), version=pins["versions"][0])
+    schema = pin_embeddings_schema(site.source.pins.pin_id.type, model.config.embedding_dim)
     with pin_tower(model, num_threads=site.engine.num_workers) as embed:
-        day = _Pass(site=site, pins=pins, embed=embed, model_version=served.model_version, progress=progress)
-        dataset = day.write(
-            state.bucket_path(0), pin_embeddings_schema(site.source.pins.pin_id.type, model.config.embedding_dim)
+        day = _Pass(
+            ds=ds,
+            features=features,
+            num_candidates=num_candidates,
+            embed=embed,
+            model_version=served.model_version,
+            throttled=Throttle(progress),
         )
-    if day.num_pins != pins["counts"]["candidates"]:
+        dataset = day.write(state.bucket_path(0), schema)
+    if day.num_pins != num_candidates:
         raise PipelineError(
-            f"pin_embeddings {ds}: {day.num_pins:,} rows for {pins['counts']['candidates']:,} candidates; "
-            "nothing was published"
+            f"pin_embeddings {ds}: {day.num_pins:,} rows for {num_candidates:,} candidates; nothing was published"
         )
-    manifest = state.publish(
-        ds,
-        [dataset.version],
-        {
-            "model_version": served.model_version,
-            "embedding_dim": model.config.embedding_dim,
-            "inputs": inputs,
-            "digest": digest_of(inputs),
-            "counts": {"pins": day.num_pins},
-            "norm": {"min": day.min_norm, "mean": day.sum_norm / day.num_pins, "max": day.max_norm},
-            "seconds": time.monotonic() - started,
-        },
-    )
+    content: PinEmbeddingContent = {
+        "model_version": served.model_version,
+        "embedding_dim": model.config.embedding_dim,
+        "inputs": inputs,
+        "digest": digest_of(inputs),
+        "counts": {"pins": day.num_pins},
+        "norm": {"min": day.min_norm, "mean": day.sum_norm / day.num_pins, "max": day.max_norm},
+        "seconds": time.monotonic() - started,
+    }
+    manifest = state.publish(ds, [dataset.version], content)
     progress(f"pin_embeddings {ds}: {day.num_pins:,} pins embedded in {manifest['seconds']:.1f} s")
     return manifest
 
 
 def _refuse_another_model(site: Site, ds: str, served: ServedModel) -> None:
-    """The day's users decide its model."""
+    """Refuse a model other than the one that embedded the day's users."""
     users = embedding_state(site).manifest(ds)
     if users is not None and users["model_version"] != served.model_version:
         raise PipelineError(
@@ -184,25 +200,26 @@ def _refuse_another_model(site: Site, ds: str, served: ServedModel) -> None:
 
 @dataclass(kw_only=True)
 class _Pass:
-    """A day's candidates on their way into the dataset, and what was seen of them."""
+    """One pass over a day's candidates, from their features into the dataset, with statistics of the embeddings."""
 
-    site: Site
-    pins: Manifest
+    ds: str
+    features: lance.LanceDataset
+    num_candidates: int
     embed: Callable[[np.ndarray], np.ndarray]
     model_version: str
-    progress: Callable[[str], None]
+    throttled: Throttle
     num_pins: int = 0
     min_norm: float = float("inf")
     max_norm: float = 0.0
     sum_norm: float = 0.0
 
     def write(self, path: Path, schema: pa.Schema) -> lance.LanceDataset:
-        """Only a manifest makes the new version visible; one that failed leaves none."""
+        """Write a new version of the dataset; if a row fails, there is none. Only a manifest makes it visible."""
         raised: list[Exception] = []
         embedded = self._embedded()
 
         def rows() -> Iterator[pa.RecordBatch]:
-            """Lance asks from many threads; one of ours does the work, or each would keep the memory of a chunk."""
+            """Compute in one thread of our own: Lance reads from many, and each would keep the memory of a chunk."""
             try:
                 while (batch := worker.submit(next, embedded, None).result()) is not None:
                     yield batch
@@ -213,36 +230,29 @@ class _Pass:
         with ThreadPoolExecutor(1) as worker:
             try:
                 return create_bucket(path, pa.RecordBatchReader.from_batches(schema, rows()))
-            except OSError as error:  # Lance makes it of whatever its rows raise
+            except OSError as error:  # Lance turns every error of `rows` into this one
                 raise raised[0] if raised else error from None
 
     def _embedded(self) -> Iterator[pa.RecordBatch]:
-        ds, num_candidates = self.pins["ds"], self.pins["counts"]["candidates"]
-        told, last_id = time.monotonic(), None
-        for chunk in self._sorted():
+        last_id = None
+        for chunk in pins_by_id(self.features, ["pin_id", "feature", "interest"], only_candidates=True):
             rows = pa.table(
                 {
                     "pin_id": chunk["pin_id"],
-                    "embedding": column_of(self.embed(finite_features(chunk, ds))),
+                    "embedding": column_of(self.embed(finite_features(chunk, self.ds))),
                     "model_version": pa.repeat(self.model_version, len(chunk)),
                     "interest": chunk["interest"],
                 }
             )
-            fault = find_fault(rows, key="pin_id", model_version=self.model_version)
+            fault = embedding_fault(rows, key="pin_id", model_version=self.model_version)
             if fault is None and rows["pin_id"][0] == last_id:
                 fault = "a pin_id has two rows"
             if fault is not None:
-                raise PipelineError(f"pin_embeddings {ds}: {fault}; nothing was published")
+                raise PipelineError(f"pin_embeddings {self.ds}: {fault}; nothing was published")
             self._count(matrix_of(rows["embedding"]))
             last_id = rows["pin_id"][-1]
-            if time.monotonic() - told > REPORT_EVERY_S:
-                told = time.monotonic()
-                self.progress(f"pin_embeddings {ds}: {self.num_pins:,} of {num_candidates:,} pins embedded")
+            self.throttled(f"pin_embeddings {self.ds}: {self.num_pins:,} of {self.num_candidates:,} pins embedded")
             yield from rows.combine_chunks().to_batches()
-
-    def _sorted(self) -> Iterator[pa.Table]:
-        dataset = open_dataset(pin_state(self.site).bucket_path(0), version=self.pins["versions"][0])
-        return pins_by_id(dataset, ["pin_id", "feature", "interest"], only_candidates=True)
 
     def _count(self, vector_ND: np.ndarray) -> None:
         norm_N = np.linalg.norm(vector_ND.astype(np.float32), axis=1)

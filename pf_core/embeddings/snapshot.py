@@ -1,104 +1,61 @@
 """user_embedding_snapshot: the newest embedding of every user, as of each day (paper, section 3.6).
 
-A day is the day before with the rows of user_embeddings[ds] on top: newest wins, nobody is lost, and it costs what
-changed. On a day on which everyone was embedded (a new model, or a new start) it is those rows alone; users of the
-day before who are not among them have no timeline any more: they expire. Forgotten users leave in either case.
+A day is the day before with the rows of user_embeddings[ds] on top: the newest row wins, no user is lost, and the cost
+is that of the changed rows. On a day on which everyone was embedded (a new model, or a new start) it is those rows
+alone; users of the day before who are not among them have no timeline any more and expire. Forgotten users are removed
+in either case.
 
-A day's digest covers what it was merged from, the day before included: no day is built on one that is out of date.
+A day's digest covers what it was merged from, including the day before: no day is built on one that is out of date.
 """
 
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-import lance
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pf_core.config.site import Site
 from pf_core.days import shift_ds
-from pf_core.embeddings.tables import embedding_state, snapshot_state
-from pf_core.embeddings.vectors import find_fault, matrix_of, norms_of
-from pf_core.engine.base import Engine
-from pf_core.engine.daily_state import (
-    ROW_ADDRESS,
-    DailyState,
-    Manifest,
-    create_bucket,
-    is_one_of,
-    open_dataset,
-    replace_rows,
-    stream_batches,
+from pf_core.embeddings.snapshot_bucket import MergeResult, MergeTask, merge_bucket
+from pf_core.embeddings.tables import (
+    Change,
+    Norm,
+    SnapshotContent,
+    SnapshotInputs,
+    SnapshotManifest,
+    SnapshotState,
+    SnapshotSummary,
+    UserEmbeddingManifest,
+    UserEmbeddingState,
+    embedding_state,
+    snapshot_state,
 )
-from pf_core.errors import PipelineError
+from pf_core.engine.base import Engine
+from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import bucket_of, digest_of
-from pf_core.schemas import INPUT_HASH
+from pf_core.progress import Progress, Throttle
 from pf_core.storage.locks import relying_on
 
 SAMPLED_USERS = 2048
-"""At most so many refreshed users tell how far a day moved its users."""
-
-SAMPLING_HASHES = 65_521
-
-MAX_DEAD_SHARE = 0.1
-"""A bucket is written anew when more of its rows are dead: 10 % of them, spread evenly, double the time of a scan."""
-
-SAY_EVERY_S = 5.0
-
-ID_COLUMNS = ["user_id", "computed_ds"]
-
-EVERYONE = """ --config-json '{"ops": {"user_embeddings": {"config": {"everyone": true}}}}'"""
+"""Number of refreshed users sampled to measure how far embeddings moved."""
 
 
 def read_snapshot(site: Site, ds: str, bucket: int, columns: Sequence[str] | None = None) -> pa.Table:
-    """A bucket's users as of ds; row order is not fixed."""
+    """Read a bucket's users as of ds; the order of the rows is not fixed."""
     return snapshot_state(site).open_bucket(ds, bucket).to_table(columns=None if columns is None else list(columns))
 
 
 def merge_days(
-    site: Site, days: Sequence[str], *, engine: Engine, forgotten: pa.Array, progress: Callable[[str], None]
-) -> Iterator[Manifest]:
-    """Merge the user_embeddings of ascending days, each on the day before; yields each published manifest."""
+    site: Site, days: Sequence[str], *, engine: Engine, forgotten: pa.Array, progress: Progress
+) -> Iterator[SnapshotManifest]:
+    """Merge the user_embeddings of ascending days, each into the day before; yield each published manifest."""
     state, deltas = snapshot_state(site), embedding_state(site)
     state.refuse_if_dropped(days, site.serving.retention_days)
     with state.writing(), relying_on(deltas.root, deltas.asset):
         for ds in days:
-            started = time.perf_counter()
-            delta = deltas.require(ds)
-            is_whole = delta["mode"] == "everyone"
-            base = _comparable(state, ds) if is_whole else _base(state, deltas, delta, is_first=ds == days[0])
-            tasks = _tasks(site, delta, base, forgotten)
-            results = []
-            said = time.monotonic()
-            for result in engine.map_buckets(_merge_bucket, tasks):
-                results.append(result)
-                if time.monotonic() - said > SAY_EVERY_S:
-                    said = time.monotonic()
-                    progress(f"user_embedding_snapshot {ds}: {len(results)} of {len(tasks)} buckets merged")
-            results.sort(key=lambda result: result.bucket)
-            inputs = {
-                "user_embeddings": delta["digest"],
-                "previous": None if is_whole or base is None else base["digest"],
-                "forgotten": digest_of({"user_ids": sorted(forgotten.to_pylist())}),
-            }
-            manifest = state.publish(
-                ds,
-                [result.version for result in results],
-                {
-                    "model_version": delta["model_version"],
-                    "embedding_dim": delta["embedding_dim"],
-                    "built_from": "everyone" if is_whole else "previous day",
-                    "inputs": inputs,
-                    "digest": digest_of(inputs),
-                    **_summary(results),
-                    "seconds": time.perf_counter() - started,
-                },
-            )
+            manifest = _merge_day(site, ds, engine, forgotten, progress, is_first=ds == days[0])
             counts = manifest["counts"]
             progress(
                 f"user_embedding_snapshot {ds}: {counts['users']:,} users, {counts['refreshed']:,} refreshed, "
@@ -109,41 +66,79 @@ def merge_days(
         state.retain(site.serving.retention_days, engine, progress)
 
 
+def _merge_day(
+    site: Site, ds: str, engine: Engine, forgotten: pa.Array, progress: Progress, *, is_first: bool
+) -> SnapshotManifest:
+    started = time.perf_counter()
+    state, deltas = snapshot_state(site), embedding_state(site)
+    delta = deltas.require(ds)
+    is_whole = delta["mode"] == "everyone"
+    base = _comparable(state, ds) if is_whole else _base(state, deltas, delta, is_first=is_first)
+    tasks = _tasks(site, delta, base, forgotten)
+    results, throttled = [], Throttle(progress)
+    for result in engine.map_buckets(merge_bucket, tasks):
+        results.append(result)
+        throttled(f"user_embedding_snapshot {ds}: {len(results)} of {len(tasks)} buckets merged")
+    results.sort(key=lambda result: result.bucket)
+    inputs: SnapshotInputs = {
+        "user_embeddings": delta["digest"],
+        "previous": None if is_whole or base is None else base["digest"],
+        "forgotten": digest_of({"user_ids": sorted(forgotten.to_pylist())}),
+    }
+    content: SnapshotContent = {
+        "model_version": delta["model_version"],
+        "embedding_dim": delta["embedding_dim"],
+        "built_from": "everyone" if is_whole else "previous day",
+        "inputs": inputs,
+        "digest": digest_of(inputs),
+        **_summary(results),
+        "seconds": time.perf_counter() - started,
+    }
+    return state.publish(ds, [result.version for result in results], content)
+
+
 # What a day builds on
 
 
-def _comparable(state: DailyState, ds: str) -> Manifest | None:
-    """The day before, if it is there: nothing is taken from it, but who is new or expired is counted against it."""
+def _comparable(state: SnapshotState, ds: str) -> SnapshotManifest | None:
+    """Return the manifest of the day before, if there is one to count new and expired users against."""
     previous = state.manifest(shift_ds(ds, -1))
     return previous if previous is not None and previous["num_buckets"] == state.num_buckets else None
 
 
-def _base(state: DailyState, deltas: DailyState, delta: Manifest, *, is_first: bool) -> Manifest:
+def _base(
+    state: SnapshotState, deltas: UserEmbeddingState, delta: UserEmbeddingManifest, *, is_first: bool
+) -> SnapshotManifest:
+    """Return the manifest of the day before; refuse if it is missing, out of date, or of another model."""
     ds, previous_ds = delta["ds"], shift_ds(delta["ds"], -1)
     both = f"{deltas.asset},{state.asset}"
     if state.manifest(previous_ds) is None:
         whole = [day for day in deltas.days() if day < ds and deltas.require(day)["mode"] == "everyone"]
         starts = [*whole, *(shift_ds(day, 1) for day in state.days() if day < ds)]
-        command = _command(state.asset, max(starts), ds) if starts else _command(both, ds, ds) + EVERYONE
-        raise PipelineError(f"{state.asset} {ds} builds on {previous_ds}, which is missing. Build the gap: {command}")
+        command = materialize_command(both, ds, config={"everyone": True})
+        if starts:
+            command = materialize_command(state.asset, max(starts), until=ds)
+        raise PipelineError(
+            f"{state.asset} {ds} builds on {previous_ds}, which is missing", f"build the gap with: {command}"
+        )
     base = state.require(previous_ds)
-    stale_ds = _first_stale_day(state, deltas, previous_ds) if is_first else None  # the others: just merged
+    stale_ds = _first_stale_day(state, deltas, previous_ds) if is_first else None  # this run merged the others
     if stale_ds is not None:
         raise PipelineError(
-            f"{state.asset} {stale_ds}, on which {ds} rests, was merged from embeddings that have changed since. "
-            f"Merge again from there: {_command(state.asset, stale_ds, ds)}"
+            f"{state.asset} {stale_ds}, on which {ds} builds, was merged from embeddings that have changed since",
+            f"merge again from there with: {materialize_command(state.asset, stale_ds, until=ds)}",
         )
     if base["model_version"] != delta["model_version"]:
         raise PipelineError(
             f"{deltas.asset} {ds} has the day's active users by model {delta['model_version']}, but {state.asset} "
-            f"{previous_ds} has model {base['model_version']}: vectors of two models are not comparable. "
-            f"Embed {ds} again: {_command(both, ds, ds)}"
+            f"{previous_ds} has model {base['model_version']}: vectors of two models are not comparable",
+            f"embed {ds} again: {materialize_command(both, ds)}",
         )
     return base
 
 
-def _first_stale_day(state: DailyState, deltas: DailyState, last_ds: str) -> str | None:
-    """Of the days that `last_ds` rests on, the first that was not merged from what is there now."""
+def _first_stale_day(state: SnapshotState, deltas: UserEmbeddingState, last_ds: str) -> str | None:
+    """Return the first day that `last_ds` builds on and that was not merged from the present partitions."""
     stale_ds, ds = None, last_ds
     while (merged := state.manifest(ds)) is not None:
         delta, previous, inputs = deltas.manifest(ds), state.manifest(shift_ds(ds, -1)), merged["inputs"]
@@ -157,31 +152,12 @@ def _first_stale_day(state: DailyState, deltas: DailyState, last_ds: str) -> str
     return stale_ds
 
 
-def _command(assets: str, first_ds: str, last_ds: str) -> str:
-    days = f"--partition {first_ds}" if first_ds == last_ds else f"--partition-range {first_ds}...{last_ds}"
-    return f"dagster asset materialize --select {assets} {days} -m pf_assets.definitions"
+# Buckets
 
 
-# One bucket of one day
-
-
-@dataclass(frozen=True, kw_only=True)
-class _BucketTask:
-    ds: str
-    bucket: int
-    path: Path
-    base_version: int | None
-    delta_path: Path
-    delta_version: int
-    model_version: str
-    is_whole: bool
-    forgotten: pa.Array
-    sample_size: int
-    """Refreshed users whose old and new vectors are compared."""
-    compact_after: int
-
-
-def _tasks(site: Site, delta: Manifest, base: Manifest | None, forgotten: pa.Array) -> list[_BucketTask]:
+def _tasks(
+    site: Site, delta: UserEmbeddingManifest, base: SnapshotManifest | None, forgotten: pa.Array
+) -> list[MergeTask]:
     state, deltas = snapshot_state(site), embedding_state(site)
     bucket_of_forgotten = bucket_of(forgotten, state.num_buckets)
     # A bucket is a hash of the user's id: a few whole buckets are as good a sample as a few users of each.
@@ -190,7 +166,7 @@ def _tasks(site: Site, delta: Manifest, base: Manifest | None, forgotten: pa.Arr
     )
     has_same_model = base is not None and base["model_version"] == delta["model_version"]
     return [
-        _BucketTask(
+        MergeTask(
             ds=delta["ds"],
             bucket=bucket,
             path=state.bucket_path(bucket),
@@ -207,144 +183,17 @@ def _tasks(site: Site, delta: Manifest, base: Manifest | None, forgotten: pa.Arr
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Result:
-    bucket: int
-    version: int
-    counts: dict[str, int]
-    by_computed_ds: Counter[str]
-    norm: np.ndarray
-    """Smallest, sum, largest."""
-    distance: np.ndarray
-    cosine: np.ndarray
-
-
-@dataclass(kw_only=True)
-class _Delta:
-    """The day's rows of a bucket as they stream by: checked, without forgotten users; and what is noted of them.
-    A fault ends the stream. It is raised afterwards: an error within a stream would reach us as one of Lance's."""
-
-    task: _BucketTask
-    fault: str | None = None
-    ids: list[pa.Table] = field(default_factory=list)
-    norms: list[np.ndarray] = field(default_factory=list)
-
-    def stream(self) -> pa.RecordBatchReader:
-        dataset = open_dataset(self.task.delta_path, version=self.task.delta_version)
-        schema = dataset.schema.remove(dataset.schema.get_field_index(INPUT_HASH.name))
-        return pa.RecordBatchReader.from_batches(schema, self._checked(stream_batches(dataset, schema.names)))
-
-    def _checked(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            rows = pa.table(batch)
-            if len(self.task.forgotten):
-                rows = rows.filter(pa.array(~_is_in(rows["user_id"], self.task.forgotten)))
-            norm = norms_of(rows["embedding"])
-            self.fault = find_fault(rows, key="user_id", model_version=self.task.model_version, norms=norm)
-            if self.fault is not None:
-                return
-            # A copy: a column that came from Lance keeps its whole batch in memory.
-            self.ids.append(rows.select(ID_COLUMNS).take(pa.array(np.arange(rows.num_rows))))
-            self.norms.append(norm)
-            yield from rows.to_batches()
-
-
-def _merge_bucket(task: _BucketTask) -> _Result:
-    delta = _Delta(task=task)
-    reader = delta.stream()
-    base = None if task.base_version is None else open_dataset(task.path, version=task.base_version)
-    nobody = reader.schema.empty_table().select(ID_COLUMNS)
-    known = nobody if base is None else base.to_table(columns=ID_COLUMNS, with_row_address=True)
-    taken_in = create_bucket(task.path, reader) if task.is_whole else reader.read_all()
-    _refuse_if(task, delta.fault)
-    new = pa.concat_tables([nobody, *delta.ids])
-    _refuse_if(task, "a user_id has two rows" if len(new["user_id"].unique()) != new.num_rows else None)
-    is_forgotten = _is_in(known["user_id"], task.forgotten)
-    is_refreshed = _is_in(known["user_id"], new["user_id"])
-    is_left = ~is_refreshed & ~is_forgotten
-    dataset = (
-        taken_in
-        if task.is_whole
-        else replace_rows(
-            base,
-            gone=known[ROW_ADDRESS].filter(pa.array(~is_left)),
-            rows=taken_in,
-            compact_after=task.compact_after,
-            max_dead_share=MAX_DEAD_SHARE,
-        )
-    )
-    num_refreshed, num_left = int(is_refreshed.sum()), int(is_left.sum())
-    counts = {
-        "users": dataset.count_rows(),
-        "new": new.num_rows - num_refreshed,
-        "refreshed": num_refreshed,
-        "carried_over": 0 if task.is_whole else num_left,
-        "forgotten": int(is_forgotten.sum()),
-        "expired": num_left if task.is_whole else 0,
-        "previous_users": known.num_rows,
-        "fragments": len(dataset.get_fragments()),
-    }
-    expected = counts["previous_users"] + counts["new"] - counts["forgotten"] - counts["expired"]
-    is_complete = counts["users"] == expected
-    _refuse_if(task, None if is_complete else f"{counts['users']:,} users were stored instead of {expected:,}")
-    norm = np.concatenate([np.empty(0), *delta.norms])
-    distance, cosine = _moves(task, known["user_id"].filter(pa.array(is_refreshed)), base, dataset)
-    carried_over = known["computed_ds"].filter(pa.array(is_left & (not task.is_whole)))
-    return _Result(
-        bucket=task.bucket,
-        version=dataset.version,
-        counts=counts,
-        by_computed_ds=_count_days(new["computed_ds"]) + _count_days(carried_over),
-        norm=np.array([norm.min(initial=np.inf), norm.sum(), norm.max(initial=-np.inf)]),
-        distance=distance,
-        cosine=cosine,
-    )
-
-
-def _refuse_if(task: _BucketTask, fault: str | None) -> None:
-    if fault is not None:
-        raise PipelineError(
-            f"user_embedding_snapshot {task.ds}, bucket {task.bucket}: {fault}; nothing was published. "
-            f"Embed the day again: {_command('user_embeddings,user_embedding_snapshot', task.ds, task.ds)}"
-        )
-
-
-def _is_in(ids: pa.ChunkedArray, others: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    return pc.is_in(ids, others).to_numpy() if len(others) else np.zeros(len(ids), bool)
-
-
-def _count_days(computed_ds: pa.ChunkedArray) -> Counter[str]:
-    return Counter({entry["values"].isoformat(): entry["counts"] for entry in computed_ds.value_counts().to_pylist()})
-
-
-def _moves(
-    task: _BucketTask, refreshed: pa.ChunkedArray, before: lance.LanceDataset, after: lance.LanceDataset
-) -> tuple[np.ndarray, np.ndarray]:
-    """Distance and cosine between the old and the new vectors of some users, those of lowest hash."""
-    if task.sample_size == 0 or len(refreshed) == 0:
-        return np.empty(0), np.empty(0)
-    hashed = pa.table({"hash": bucket_of(refreshed, SAMPLING_HASHES), "user_id": refreshed})
-    order = pc.sort_indices(hashed, sort_keys=[("hash", "ascending"), ("user_id", "ascending")])
-    user_ids = refreshed.take(order[: task.sample_size]).combine_chunks()
-    old_ND, new_ND = _vectors(before, user_ids), _vectors(after, user_ids)
-    product = np.linalg.norm(old_ND, axis=1) * np.linalg.norm(new_ND, axis=1)
-    return np.linalg.norm(new_ND - old_ND, axis=1), (old_ND * new_ND).sum(1) / product
-
-
-def _vectors(dataset: lance.LanceDataset, user_ids: pa.Array) -> np.ndarray:
-    """Of these users, in this order."""
-    rows = dataset.to_table(columns=["user_id", "embedding"], filter=is_one_of("user_id", user_ids))
-    return matrix_of(rows["embedding"].take(pc.index_in(user_ids, rows["user_id"]))).astype(np.float32)
-
-
-def _summary(results: Sequence[_Result]) -> dict[str, Any]:
-    """The totals over the buckets, and what each one has."""
+def _summary(results: Sequence[MergeResult]) -> SnapshotSummary:
     counts = {name: sum(result.counts[name] for result in results) for name in results[0].counts}
     num_rows = counts["new"] + counts["refreshed"]
     smallest, total, largest = np.array([result.norm for result in results]).T
     distance, cosine = (np.concatenate(parts) for parts in zip(*((r.distance, r.cosine) for r in results), strict=True))
-    norm = {"min": float(smallest.min()), "mean": float(total.sum() / max(num_rows, 1)), "max": float(largest.max())}
-    change = None
+    norm: Norm = {
+        "min": float(smallest.min()),
+        "mean": float(total.sum() / max(num_rows, 1)),
+        "max": float(largest.max()),
+    }
+    change: Change | None = None
     if len(distance):
         quantiles = {f"p{share:02d}": float(np.percentile(cosine, share)) for share in (5, 50, 95)}
         change = {"sampled": len(distance), "mean_distance": float(distance.mean()), "cosine": quantiles}
@@ -353,5 +202,8 @@ def _summary(results: Sequence[_Result]) -> dict[str, Any]:
         "by_computed_ds": dict(sorted(sum((result.by_computed_ds for result in results), Counter[str]()).items())),
         "norm": norm if num_rows else None,
         "change": change,
-        "buckets": [{"bucket": result.bucket, "version": result.version, **result.counts} for result in results],
+        "buckets": [
+            {"bucket": result.bucket, "version": result.version, **{str(name): n for name, n in result.counts.items()}}
+            for result in results
+        ],
     }

@@ -1,34 +1,175 @@
-"""The tables of the serving path: where they lie, what holds of every row, and what a day is made of.
+"""The tables of embeddings: where they are stored, and what their manifests contain.
 
-user_embeddings[ds] is a day's delta, user_embedding_snapshot[ds] everybody as of the day, pin_embeddings[ds] the
-candidates: all are Lance state, a version a day. Every day has one model version, the same in all three.
+user_embeddings[ds] is a day's delta, user_embedding_snapshot[ds] holds every user as of the day, pin_embeddings[ds] the
+candidates. All are Lance state with one version per day. A day has one model version, the same in all three tables.
 """
 
+from typing import Literal, TypedDict
+
 from pf_core.config.site import Site
-from pf_core.days import shift_ds
-from pf_core.engine.daily_state import DailyState
+from pf_core.engine.daily_state import DailyState, StateManifest
+
+Mode = Literal["active", "everyone"]
+"""Which users a day embeds: those active on it, or everyone with a timeline."""
 
 
-def embedding_state(site: Site) -> DailyState:
+class Norm(TypedDict):
+    """Smallest, mean and largest norm of the embeddings that were written."""
+
+    min: float
+    mean: float
+    max: float
+
+
+# user_embeddings
+
+UserCount = Literal[
+    "users",
+    "active_users",
+    "active_users_with_embedding",
+    "embedded",
+    "reused",
+    "without_actions",
+    "actions",
+    "padded_actions",
+    "no_feature",
+    "unknown_word",
+]
+
+
+class UserEmbeddingInputs(TypedDict):
+    """What a partition is a function of; its digest changes with any of them."""
+
+    timelines: str
+    """`content_digest` of user_timelines."""
+    pin_features_version: str
+    model_version: str
+    mode: Mode
+    forgotten: str
+    """Digest of the deletion list."""
+
+
+class UserEmbeddingContent(TypedDict):
+    """What `users.py` writes into a manifest."""
+
+    model_version: str
+    embedding_dim: int
+    mode: Mode
+    reason: str
+    """Why this mode was chosen."""
+    inputs: UserEmbeddingInputs
+    digest: str
+    counts: dict[UserCount, int]
+    mean_vector: list[float] | None
+    """Mean of the day's embeddings; None for a day without users."""
+    seconds: float
+
+
+class UserEmbeddingManifest(StateManifest, UserEmbeddingContent):
+    """Manifest of a partition of user_embeddings."""
+
+
+UserEmbeddingState = DailyState[UserEmbeddingManifest]
+
+
+def embedding_state(site: Site) -> UserEmbeddingState:
     return DailyState(
         root=site.directory / "user_embeddings", asset="user_embeddings", num_buckets=site.timelines.num_buckets
     )
 
 
-def snapshot_state(site: Site) -> DailyState:
+# user_embedding_snapshot
+
+SnapshotCount = Literal[
+    "users", "new", "refreshed", "carried_over", "forgotten", "expired", "previous_users", "fragments"
+]
+
+
+class SnapshotInputs(TypedDict):
+    """What a partition was merged from; its digest changes with any of them."""
+
+    user_embeddings: str
+    """Digest of user_embeddings of the day."""
+    previous: str | None
+    """Digest of the snapshot of the day before; None if nothing was taken from it."""
+    forgotten: str
+    """Digest of the deletion list."""
+
+
+class Change(TypedDict):
+    """How far a day moved the embeddings of a sample of the refreshed users."""
+
+    sampled: int
+    mean_distance: float
+    cosine: dict[str, float]
+    """Quantiles p05, p50 and p95 of the cosine between the old and the new embedding."""
+
+
+class SnapshotSummary(TypedDict):
+    """Totals over the buckets of a snapshot."""
+
+    counts: dict[SnapshotCount, int]
+    by_computed_ds: dict[str, int]
+    """Number of users for each day on which embeddings were computed."""
+    norm: Norm | None
+    """None for a day without new embeddings."""
+    change: Change | None
+    """None if no refreshed user has an older embedding of the same model."""
+    buckets: list[dict[str, int]]
+    """Number, Lance version and counts of each bucket."""
+
+
+class SnapshotContent(SnapshotSummary):
+    """What `snapshot.py` writes into a manifest."""
+
+    model_version: str
+    embedding_dim: int
+    built_from: Literal["everyone", "previous day"]
+    inputs: SnapshotInputs
+    digest: str
+    seconds: float
+
+
+class SnapshotManifest(StateManifest, SnapshotContent):
+    """Manifest of a partition of user_embedding_snapshot."""
+
+
+SnapshotState = DailyState[SnapshotManifest]
+
+
+def snapshot_state(site: Site) -> SnapshotState:
     name = "user_embedding_snapshot"
     return DailyState(root=site.directory / name, asset=name, num_buckets=site.timelines.num_buckets)
 
 
-def pin_embedding_state(site: Site) -> DailyState:
+# pin_embeddings
+
+
+class PinEmbeddingInputs(TypedDict):
+    """What a partition is a function of; its digest changes with any of them."""
+
+    pin_features_version: str
+    model_version: str
+
+
+class PinEmbeddingContent(TypedDict):
+    """What `pins.py` writes into a manifest."""
+
+    model_version: str
+    embedding_dim: int
+    inputs: PinEmbeddingInputs
+    digest: str
+    counts: dict[Literal["pins"], int]
+    norm: Norm
+    seconds: float
+
+
+class PinEmbeddingManifest(StateManifest, PinEmbeddingContent):
+    """Manifest of a partition of pin_embeddings."""
+
+
+PinEmbeddingState = DailyState[PinEmbeddingManifest]
+
+
+def pin_embedding_state(site: Site) -> PinEmbeddingState:
     return DailyState(root=site.directory / "pin_embeddings", asset="pin_embeddings", num_buckets=1)
-
-
-def gap_error(asset: str, state: DailyState, ds: str) -> str:
-    """The sentence for a day whose day before is missing, with the command that builds what is missing."""
-    built = [day for day in state.days() if day < ds]
-    first = shift_ds(built[-1], 1) if built else ds
-    return (
-        f"{asset} {ds} builds on {shift_ds(ds, -1)}, which is missing. Build the gap with: dagster asset materialize "
-        f"--select {asset} --partition-range {first}...{ds} -m pf_assets.definitions"
-    )

@@ -1,28 +1,34 @@
-"""Columns of embeddings: to and from numpy, their norms, and what must hold of every row."""
+"""Columns of embeddings: conversion to and from numpy, norms, and the check that every row must pass.
+
+Serving clients import this module: it must not import Lance, torch or DuckDB.
+"""
 
 import numpy as np
 import pyarrow as pa
 
 NORM_TOLERANCE = 2e-3
-"""Of a unit vector's norm after rounding to float16."""
+"""How far the norm of a unit vector may be from 1 after rounding to float16."""
 
 NORM_BLOCK = 1024
 
 
 def matrix_of(embedding: pa.ChunkedArray | pa.Array) -> np.ndarray:
-    """A column of fixed-size lists as rows."""
+    """Convert a column of fixed-size lists to a matrix with one row per list."""
     array = embedding.combine_chunks() if isinstance(embedding, pa.ChunkedArray) else embedding
     return array.flatten().to_numpy(zero_copy_only=False).reshape(len(array), array.type.list_size)
 
 
 def column_of(vectors: np.ndarray) -> pa.Array:
-    """Rows as a column of fixed-size lists of float16."""
+    """Convert the rows of a matrix to a column of fixed-size lists of float16."""
     values = pa.array(np.ascontiguousarray(vectors, np.float16).reshape(-1))
     return pa.FixedSizeListArray.from_arrays(values, vectors.shape[1])
 
 
 def norms_of(embedding: pa.ChunkedArray | pa.Array) -> np.ndarray:
-    """The length of each row. Block by block, because float32 copies of all rows cost more than the arithmetic."""
+    """Return the Euclidean norm of each row, in float32.
+
+    Rows are converted block by block, because float32 copies of all rows cost more than the arithmetic.
+    """
     vector_ND = matrix_of(embedding)
     squared_N = np.empty(len(vector_ND), np.float32)
     for start in range(0, len(vector_ND), NORM_BLOCK):
@@ -31,8 +37,12 @@ def norms_of(embedding: pa.ChunkedArray | pa.Array) -> np.ndarray:
     return np.sqrt(squared_N)
 
 
-def find_fault(rows: pa.Table, *, key: str, model_version: str, norms: np.ndarray | None = None) -> str | None:
-    """What is wrong with these embeddings, in a sentence; None if nothing is. `norms` are theirs, if known already."""
+def embedding_fault(rows: pa.Table, *, key: str, model_version: str, norms: np.ndarray | None = None) -> str | None:
+    """Return a sentence about the first fault in these rows of embeddings, or None if they are sound.
+
+    No value is missing, no `key` occurs twice, and all embeddings are of this model and of unit norm. `norms` are the
+    norms of the embeddings, if the caller has computed them.
+    """
     for name in rows.column_names:
         if rows[name].null_count:
             return f"{name} is missing in {rows[name].null_count:,} rows"
@@ -42,7 +52,7 @@ def find_fault(rows: pa.Table, *, key: str, model_version: str, norms: np.ndarra
     if not versions <= {model_version}:
         return f"rows of model {', '.join(sorted(versions - {model_version}))} among those of {model_version}"
     norm = norms_of(rows["embedding"]) if norms is None else norms
-    is_unit = np.abs(norm - 1) <= NORM_TOLERANCE  # NaN is not
+    is_unit = np.abs(norm - 1) <= NORM_TOLERANCE  # False for NaN
     if not is_unit.all():
         row = int(np.argmin(is_unit))
         return (

@@ -12,14 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Generic, TypedDict, cast
+from typing import Any, Generic, TypedDict, TypeVar, cast
 
 import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from lance.fragment import write_fragments
-from typing_extensions import TypeVar
 
 from pf_core.engine.base import Engine
 from pf_core.errors import PipelineError, materialize_command
@@ -52,8 +51,8 @@ class StateManifest(TypedDict):
     """Lance version of each bucket's dataset."""
 
 
-M = TypeVar("M", bound=Mapping[str, Any], default=Manifest)
-"""Type of an asset's manifest: a TypedDict that extends StateManifest; by default a plain dict."""
+M = TypeVar("M", bound=Mapping[str, Any])
+"""Type of an asset's manifest: a TypedDict that extends StateManifest."""
 
 
 @dataclass(frozen=True, kw_only=True)

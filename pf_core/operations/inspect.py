@@ -19,7 +19,7 @@ def newest_actions(site: Site, ds: str, user_id: int | str, limit: int) -> list[
     ids = pa.array([user_id], id_arrow_type(site.source.actions.user_id.type))
     bucket = int(bucket_of(ids, site.timelines.num_buckets)[0])
     columns = ("ts", "pin_id", "action_type")
-    found = read_bucket(site, ds, bucket, columns, user_ids=ids).to_pylist()
+    found = read_bucket(timeline_state(site), ds, bucket, columns, user_ids=ids).to_pylist()
     if not found:
         return []
     actions = [dict(zip(columns, values, strict=True)) for values in zip(*(found[0][n] for n in columns), strict=True)]

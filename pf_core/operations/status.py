@@ -5,8 +5,13 @@ from dataclasses import dataclass, field
 
 from pf_core.config.site import Site
 from pf_core.days import ds_range, shift_ds
-from pf_core.embeddings.tables import embedding_state, pin_embedding_state, snapshot_state
-from pf_core.engine.daily_state import Manifest
+from pf_core.embeddings.tables import (
+    PinEmbeddingManifest,
+    UserEmbeddingManifest,
+    embedding_state,
+    pin_embedding_state,
+    snapshot_state,
+)
 from pf_core.logs.checks import judge_late_rows
 from pf_core.logs.partition import ingested_days, raw_digest, read_manifest
 from pf_core.pins.features import content_name, pin_state
@@ -140,7 +145,7 @@ def _stale_release(site: Site, ds: str) -> str | None:
     return None
 
 
-def _another_model(manifest: Manifest, users: Manifest | None) -> str | None:
+def _another_model(manifest: PinEmbeddingManifest, users: UserEmbeddingManifest | None) -> str | None:
     if users is not None and users["model_version"] != manifest["model_version"]:
         return f"user_embeddings has model {users['model_version']}, this has {manifest['model_version']}"
     return None

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict
 
 import lance
 import pyarrow as pa
@@ -64,7 +64,7 @@ class PinManifest(TypedDict):
     quarantined_by_reason: dict[str, int]
 
 
-def pin_state(site: Site) -> DailyState:
+def pin_state(site: Site) -> DailyState[PinManifest]:
     return DailyState(root=site.directory / "pin_features", asset="pin_features", num_buckets=1)
 
 
@@ -107,7 +107,7 @@ def feature_coverage(site: Site, ds: str) -> float:
     return num_covered / num_actions if num_actions else float("nan")
 
 
-def _add_day(site: Site, state: DailyState, ds: str) -> PinManifest:
+def _add_day(site: Site, state: DailyState[PinManifest], ds: str) -> PinManifest:
     """Build a day of a dated catalogue: the pins of the day before, and the pins in the day's files."""
     pins = site.source.pins
     assert pins.catalogue is not None
@@ -123,7 +123,7 @@ def _add_day(site: Site, state: DailyState, ds: str) -> PinManifest:
     inputs = _digest([pins.model_dump(mode="json"), version, *(stamp_of(file) for file in files)])
     known_day = state.manifest(ds)
     if known_day is not None and known_day["inputs"] == inputs:
-        return cast("PinManifest", known_day)
+        return known_day
     if base is None:
         added = read_catalogue(pins, files, dim=None)
         dataset = create_bucket(path, added.rows)
@@ -142,7 +142,7 @@ def _add_day(site: Site, state: DailyState, ds: str) -> PinManifest:
     return _publish(state, ds, dataset, added, num_new=added.rows.num_rows - num_known, inputs=inputs)
 
 
-def _previous(site: Site, state: DailyState, ds: str) -> PinManifest:
+def _previous(site: Site, state: DailyState[PinManifest], ds: str) -> PinManifest:
     """Return the manifest of the day before; raise PipelineError with the command that builds the missing days."""
     previous_ds = shift_ds(ds, -1)
     if state.manifest(previous_ds) is None:
@@ -151,17 +151,17 @@ def _previous(site: Site, state: DailyState, ds: str) -> PinManifest:
             f"pin_features {ds} builds on {previous_ds}, which is missing",
             f"build the gap with: {materialize_command('pin_features', first, until=ds)}",
         )
-    return cast("PinManifest", state.require(previous_ds))
+    return state.require(previous_ds)
 
 
-def _build_whole(site: Site, state: DailyState, ds: str, progress: Progress) -> PinManifest:
+def _build_whole(site: Site, state: DailyState[PinManifest], ds: str, progress: Progress) -> PinManifest:
     """Build a day from inputs that are not dated, or share the version of a day with the same inputs."""
     inputs = _fingerprint_inputs(site, ds)
     for known_ds in reversed(state.days()):
         known = state.require(known_ds)
         if known["inputs"] == inputs:
             shared = known | {"counts": known["counts"] | {"new": 0}}
-            return cast("PinManifest", state.publish(ds, known["versions"], shared))
+            return state.publish(ds, known["versions"], shared)
     pins = _read_whole(site, progress)
     dataset = create_bucket(state.bucket_path(0), pins.rows)
     return _publish(state, ds, dataset, pins, num_new=pins.rows.num_rows, inputs=inputs)
@@ -246,7 +246,7 @@ def _learn(site: Site, vectors: LearnedVectors, temp_dir: Path, progress: Progre
 
 
 def _publish(
-    state: DailyState,
+    state: DailyState[PinManifest],
     ds: str,
     dataset: lance.LanceDataset,
     pins: Catalogue,
@@ -280,7 +280,7 @@ def _publish(
             "quarantined_by_reason": dict(quarantine.by_reason),
         },
     )
-    return cast("PinManifest", published)
+    return published
 
 
 def _nothing_usable(ds: str, quarantined: list[QuarantinedRow]) -> PipelineError:

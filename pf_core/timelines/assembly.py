@@ -1,6 +1,6 @@
-"""Flat actions to one row a user and back: table in, table out, no files.
+"""Convert flat actions to one row per user and back: table in, table out, no files.
 
-Sorting is by user alone; the lists are cut where the user changes, over the sorted columns, without a copy.
+Sorting is by user alone. The lists are cut from the sorted columns where the user changes, without a copy.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pf_core.config.site import Site
 from pf_core.days import ds_start_us, shift_ds
 from pf_core.engine.shuffle import rank_ids
 from pf_core.schemas import TIMELINE_LISTS
@@ -18,14 +17,14 @@ from pf_core.schemas import TIMELINE_LISTS
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of a user's actions, those from `since_us` on are kept, and of these the newest `max_actions`."""
+    """Which actions of a user are kept: those from `since_us` on, and of these the newest `max_actions`."""
 
     since_us: int
     max_actions: int
 
 
 def assemble(actions: pa.Table, bounds: Bounds) -> pa.Table:
-    """Flat actions, each user's in ascending order, to one row a user, by user_id."""
+    """Convert flat actions, ascending in time for each user, to one row per user, sorted by user_id."""
     lists = [name for name in TIMELINE_LISTS if name in actions.column_names]
     if actions.num_rows:
         rank = rank_ids(actions["user_id"])
@@ -56,7 +55,7 @@ def _kept(rank: np.ndarray, ts_us: np.ndarray, bounds: Bounds) -> np.ndarray:
 
 
 def flatten(timelines: pa.Table) -> pa.Table:
-    """One row a user back to one row an action."""
+    """Convert one row per user back to one row per action."""
     lengths = pc.list_value_length(timelines["ts"]).to_numpy()
     users = timelines["user_id"].take(pa.array(np.repeat(np.arange(timelines.num_rows), lengths)))
     columns: dict[str, Any] = {"user_id": users}
@@ -66,8 +65,8 @@ def flatten(timelines: pa.Table) -> pa.Table:
     return pa.table(columns)
 
 
-def find_fault(timelines: pa.Table, site: Site, ds: str) -> str | None:
-    """What is wrong with these rows of partition ds, in a sentence; None if nothing is."""
+def timeline_fault(timelines: pa.Table, *, ds: str, max_actions: int) -> str | None:
+    """Return a sentence about the first fault in these rows of partition ds, or None if they are sound."""
     if len(timelines["user_id"].unique()) != timelines.num_rows or timelines["user_id"].null_count:
         return "a user has two rows, or a row has no user"
     lengths = pc.list_value_length(timelines["ts"]).to_numpy()
@@ -76,8 +75,11 @@ def find_fault(timelines: pa.Table, site: Site, ds: str) -> str | None:
             return f"the lists of {name} and ts differ in length"
     if timelines.num_rows == 0:
         return None
-    if lengths.min() < 1 or lengths.max() > site.timelines.max_actions:
-        return f"a timeline has {lengths.min()} or {lengths.max()} actions, allowed are 1 to max_actions"
+    if lengths.min() < 1 or lengths.max() > max_actions:
+        return (
+            f"timelines have {lengths.min():,} to {lengths.max():,} actions, "
+            f"allowed are 1 to timelines.max_actions = {max_actions:,}"
+        )
     ts_us = pc.list_flatten(timelines["ts"]).cast(pa.int64()).to_numpy()
     if ts_us.max() >= ds_start_us(shift_ds(ds, 1)):
         return f"an action is later than {ds}"

@@ -28,7 +28,7 @@ from pf_core.storage.arrays import NpyFile, read_arrow
 from pf_core.storage.cache import fetched
 from pf_core.storage.files import remove_tree, write_file
 from pf_core.timelines.arrays import encode_words
-from pf_core.timelines.build import read_bucket
+from pf_core.timelines.build import read_bucket, timeline_state
 
 WORDS = ("action_type", "surface")
 
@@ -80,7 +80,7 @@ def pack_buckets(
 
 def _pack_bucket(task: _BucketTask) -> dict[str, Any]:
     """Write the bucket's users, and those of its actions whose pin has a feature."""
-    timelines = read_bucket(task.site, task.cut_ds, task.bucket)
+    timelines = read_bucket(timeline_state(task.site), task.cut_ds, task.bucket)
     is_forgotten = pc.is_in(timelines["user_id"], value_set=task.forgotten)
     timelines = timelines.filter(pc.invert(is_forgotten)).sort_by("user_id")
     actions = pa.table({name: pc.list_flatten(timelines[name]) for name in TIMELINE_LISTS})

@@ -82,7 +82,7 @@ def check_results(result: dg.ExecuteInProcessResult) -> dict[str, bool]:
 
 
 def all_timelines(site: Site, ds: str) -> list[dict[str, object]]:
-    tables = [read_bucket(site, ds, bucket) for bucket in range(site.timelines.num_buckets)]
+    tables = [read_bucket(timeline_state(site), ds, bucket) for bucket in range(site.timelines.num_buckets)]
     return sorted(pa.concat_tables(tables).to_pylist(), key=lambda row: row["user_id"])
 
 

@@ -27,7 +27,7 @@ from pf_core.operations.status import asset_statuses
 from pf_core.serving.client import Serving
 from pf_core.serving.index import PinIndex
 from pf_core.serving.releases import list_releases, read_published
-from pf_core.timelines.build import read_bucket
+from pf_core.timelines.build import read_bucket, timeline_state
 from tests.support.daily import Rows, check_results, day, make_site, register_model, run, snapshot, write_logs
 from tests.support.sites import START
 
@@ -178,7 +178,7 @@ def test_a_range_starts_with_everybody_and_goes_on_with_the_active(site: Site, i
     assert run(site, instance, day(2), day(4), assets=serving).success
     modes = [embedding_state(site).require(ds)["mode"] for ds in ds_range(day(2), day(4))]
     assert modes == ["everyone", "active", "active"]
-    timelines = [read_bucket(site, day(4), bucket, ["ts"]) for bucket in range(2)]
+    timelines = [read_bucket(timeline_state(site), day(4), bucket, ["ts"]) for bucket in range(2)]
     assert set(snapshot(site, day(4))) == {user for table in timelines for user in table["user_id"].to_pylist()}
     assert [manifest["ds"] for manifest in list_releases(site)] == [day(4)]
 
@@ -348,7 +348,7 @@ def test_forgetting(site: Site, instance: dg.DagsterInstance, monkeypatch: pytes
     assert release.embeddings([user, stays])[1].tolist() == [False, True]
     assert release.manifest["release"] != old.manifest["release"]
     assert user not in snapshot(site, day(3))
-    timelines = [read_bucket(site, day(3), bucket, ["ts"]) for bucket in range(2)]
+    timelines = [read_bucket(timeline_state(site), day(3), bucket, ["ts"]) for bucket in range(2)]
     assert all(user not in table["user_id"].to_pylist() for table in timelines)
     assert run(site, instance, day(2), day(5)).success
     assert user not in snapshot(site, day(5))

@@ -18,10 +18,12 @@ from pf_core.days import shift_ds
 from pf_core.embeddings.inference import (
     LENGTH_STEP,
     ServedModel,
+    UserSequences,
     cut_sequences,
     embed,
+    encode_timelines,
     hash_inputs,
-    open_model,
+    open_served_model,
     plan_batches,
 )
 from pf_core.embeddings.vectors import NORM_TOLERANCE
@@ -141,9 +143,13 @@ def by_hand(users: Sequence[Sequence[Action]]) -> Sequences:
     )
 
 
+def cut(timelines: pa.Table, pins: PackedPins, description: dict[str, Any]) -> UserSequences:
+    return cut_sequences(encode_timelines(timelines, pins, description), description["model"]["sequence_length"])
+
+
 def embed_all(model: PinnerFormer, timelines: pa.Table, pins: PackedPins, *, num_threads: int = 1) -> dict[int, bytes]:
     """Each user's vector, bit for bit."""
-    sequences = cut_sequences(timelines, pins, describe(model))
+    sequences = cut(timelines, pins, describe(model))
     rows = np.arange(len(sequences.user_ids))
     vectors, _ = embed(model, sequences, rows, pins, num_threads=num_threads)
     return {user: vector.tobytes() for user, vector in zip(sequences.user_ids.to_pylist(), vectors, strict=True)}
@@ -188,7 +194,7 @@ def test_actions_without_a_feature_or_with_unknown_words_are_dropped_and_counted
     ]
     mixed = sorted([*good, *bad], key=lambda action: action[1])
     model = make_model()
-    sequences = cut_sequences(timelines_of({7: mixed, 8: bad, 9: good}), pins, describe(model))
+    sequences = cut(timelines_of({7: mixed, 8: bad, 9: good}), pins, describe(model))
     assert sequences.user_ids.to_pylist() == [7, 9]
     assert sequences.num_without_actions == 1
     assert sequences.num_no_feature == 2 + 2
@@ -205,7 +211,7 @@ def test_a_model_may_read_some_action_types_only(pins: PackedPins) -> None:
     model = make_model()
     description = describe(model)
     description["model"] = description["model"] | {"sequence_types": ["repin"]}
-    sequences = cut_sequences(timelines_of({7: actions}), pins, description)
+    sequences = cut(timelines_of({7: actions}), pins, description)
     assert sequences.actions.pin.tolist() == [1]
     assert sequences.num_unknown_word == 1
 
@@ -230,25 +236,25 @@ LENGTHS = [int(length) for length in np.clip(np.random.default_rng(3).lognormal(
 
 def test_embedding_some_users_equals_embedding_all_bit_for_bit(pins: PackedPins) -> None:
     model, users = make_model(), some_users(LENGTHS)
-    everybody = embed_all(model, timelines_of(users), pins)
-    assert len(set(everybody.values())) == len(users)
+    everyone = embed_all(model, timelines_of(users), pins)
+    assert len(set(everyone.values())) == len(users)
     rng = np.random.default_rng(0)
     for size in (1, 1, 1, 2, 3, 5, 10, 30, 89):
         chosen = rng.choice(list(users), size, replace=False).tolist()
         assert embed_all(model, timelines_of({user: users[user] for user in chosen}), pins) == {
-            user: everybody[user] for user in chosen
+            user: everyone[user] for user in chosen
         }
 
 
 def test_neither_order_nor_threads_change_a_bit(pins: PackedPins) -> None:
     model, users = make_model(), some_users(LENGTHS)
-    everybody = embed_all(model, timelines_of(users), pins)
+    everyone = embed_all(model, timelines_of(users), pins)
     backwards = dict(reversed(users.items()))
     before = torch.get_num_threads()
     try:
         for num_torch_threads in (1, 3):
             torch.set_num_threads(num_torch_threads)
-            assert embed_all(model, timelines_of(backwards), pins, num_threads=3) == everybody
+            assert embed_all(model, timelines_of(backwards), pins, num_threads=3) == everyone
             assert torch.get_num_threads() == num_torch_threads  # as it was
     finally:
         torch.set_num_threads(before)
@@ -269,14 +275,14 @@ def test_one_thread_computes_a_batch(pins: PackedPins, monkeypatch: pytest.Monke
 
 def test_a_subset_is_embedded_by_row(pins: PackedPins) -> None:
     model = make_model()
-    sequences = cut_sequences(timelines_of(some_users(LENGTHS)), pins, describe(model))
-    told: list[int] = []
-    everybody, _ = embed(model, sequences, np.arange(90), pins, num_threads=1)
+    sequences = cut(timelines_of(some_users(LENGTHS)), pins, describe(model))
+    num_done: list[int] = []
+    everyone, _ = embed(model, sequences, np.arange(90), pins, num_threads=1)
     rows = np.array([80, 3, 41])
-    chosen, num_padded = embed(model, sequences, rows, pins, num_threads=1, progress=told.append)
-    assert np.array_equal(chosen, everybody[rows])
-    assert sorted(told) == told
-    assert told[-1] == 3
+    chosen, num_padded = embed(model, sequences, rows, pins, num_threads=1, progress=num_done.append)
+    assert np.array_equal(chosen, everyone[rows])
+    assert sorted(num_done) == num_done
+    assert num_done[-1] == 3
     assert num_padded > 0
 
 
@@ -296,7 +302,7 @@ def test_a_batchs_shape_follows_from_its_sequences_length(lengths: list[int], po
 
 
 def hashes_of(users: dict[int, Sequence[Action]], pins: PackedPins) -> list[int]:
-    sequences = cut_sequences(timelines_of(users), pins, describe(make_model()))
+    sequences = cut(timelines_of(users), pins, describe(make_model()))
     return [int(value) for value in hash_inputs(sequences, pins)]
 
 
@@ -335,7 +341,7 @@ def test_the_hash_sees_a_pins_new_feature(pins: PackedPins, tmp_path: Path) -> N
 def test_equal_hashes_mean_equal_vectors(pins: PackedPins) -> None:
     model, users = make_model(), some_users([5, 12, 40])
     doubled = users | {user + 1000: actions for user, actions in users.items()}
-    sequences = cut_sequences(timelines_of(doubled), pins, describe(model))
+    sequences = cut(timelines_of(doubled), pins, describe(model))
     found = hash_inputs(sequences, pins)
     vectors, _ = embed(model, sequences, np.arange(6), pins, num_threads=1)
     assert np.array_equal(found[:3], found[3:])
@@ -385,7 +391,7 @@ def test_the_packs_that_were_used_last_are_kept(small_site: Callable[..., SmallS
     assert [path.exists() for path in paths] == [True, False, *[True] * (PACKS_KEPT - 1)]
 
 
-def test_a_pack_that_was_interrupted_is_made_anew(
+def test_a_pack_that_was_interrupted_is_made_again(
     small_site: Callable[..., SmallSite], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = small_site()
@@ -413,12 +419,12 @@ def test_a_model_is_opened_once(tmp_path: Path) -> None:
     model = make_model()
     save_model(tmp_path / "model", model, describe(model))
     served, device = ServedModel(model_version="a", path=tmp_path / "model"), choose_device("cpu")
-    opened, description = open_model(served, device)
-    assert open_model(served, device)[0] is opened
+    opened, description = open_served_model(served, device)
+    assert open_served_model(served, device)[0] is opened
     assert description["action_types"] == ACTION_TYPES
     assert not opened.training
 
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=r"no model in .*nowhere"):
-        open_model(ServedModel(model_version="a", path=tmp_path / "nowhere"), choose_device("cpu"))
+        open_served_model(ServedModel(model_version="a", path=tmp_path / "nowhere"), choose_device("cpu"))

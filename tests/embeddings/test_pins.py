@@ -1,4 +1,4 @@
-"""Pins through the pin tower: exact, in order, whole or not at all; and the exact search that an index is judged by."""
+"""Pins through the pin tower: exact, in order, all or none published; and the exact search for comparing an index."""
 
 import signal
 import subprocess
@@ -133,7 +133,7 @@ def test_candidates_are_embedded_by_pin_id(tmp_path: Path, ids: list[Any]) -> No
 
 
 def test_a_pins_vector_depends_on_its_feature_alone(tmp_path: Path) -> None:
-    """Of many chunks, of one that is not full, among others, alone: bit for bit."""
+    """Many chunks, one that is not full, a pin among others or alone: the same vector bit for bit."""
     site, served = make_site(tmp_path), make_model(tmp_path)
     ids = [f"pin{number * 7919 % 100_003}" for number in range(CHUNK_ROWS + BLOCK_ROWS + 17)]
     everything = pins_of(ids)
@@ -287,7 +287,7 @@ def test_killed_while_embedding(tmp_path: Path) -> None:
     assert vectors_of(site, DAYS[0]).keys() == vectors.keys()
 
 
-# What an index is judged by
+# The exact search that an index is compared with
 
 
 def publish_users(site: Site, ds: str, ids: Sequence[Any], vectors: np.ndarray, *, seed: int = 0) -> None:

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from pf_core.config.site import Site
 from pf_core.days import ds_range, ds_start_us, shift_ds
-from pf_core.embeddings.snapshot import MAX_DEAD_SHARE, merge_days, read_snapshot
+from pf_core.embeddings.snapshot import merge_days, read_snapshot
+from pf_core.embeddings.snapshot_bucket import MAX_DEAD_SHARE
 from pf_core.embeddings.tables import embedding_state, snapshot_state
 from pf_core.embeddings.vectors import column_of, matrix_of
 from pf_core.engine.daily_state import Manifest, create_bucket, replace_rows, take_rows
@@ -32,7 +33,7 @@ from tests.support.sites import START, SmallSite
 DAYS = ds_range(START, shift_ds(START, 5))
 DIM = 2
 MakeSite = Callable[..., SmallSite]
-Delta = Mapping[Any, float]  # user: the angle of the embedding, which says on which day and from what it was made
+Delta = Mapping[Any, float]  # user: the angle of the embedding, which identifies its day
 
 
 def unit_vectors(angles: list[float]) -> np.ndarray:
@@ -140,7 +141,7 @@ def histories(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Delta]]:
     users = st.sampled_from([-7, 0, 1, 2, 30, 31, 10**12])
     deltas = {}
     for number, ds in enumerate(DAYS):
-        # A hundred users who never come back keep the dead a small share, so that days are not all written anew.
+        # A hundred idle users keep the share of deleted rows small, so that buckets are not compacted on every day.
         idle = dict.fromkeys(range(100, 200), 0.5) if number == 0 else {}
         deltas[ds] = idle | draw(st.dictionaries(users, st.sampled_from([0.0, 0.25, 1.0]), max_size=5))
     if options["id_type"] == "string":
@@ -248,7 +249,7 @@ def test_everyone_needs_no_day_before(small_site: MakeSite) -> None:
     assert snapshot(site, DAYS[3]) == {1: (DAYS[3], 0.1)}
 
 
-def test_another_number_of_buckets_starts_anew_with_everyone(small_site: MakeSite) -> None:
+def test_another_number_of_buckets_starts_again_with_everyone(small_site: MakeSite) -> None:
     site = small_site(timelines={"num_buckets": 3})
     write_days(site, {DAYS[0]: dict.fromkeys(range(10), 0.1)})
     merge(site, DAYS[:1])
@@ -282,7 +283,7 @@ def test_only_some_columns_are_read(small_site: MakeSite) -> None:
     assert read_snapshot(site.site, DAYS[0], 0, ["user_id"]).column_names == ["user_id"]
 
 
-# What is refused
+# Refused inputs
 
 
 def test_a_day_without_embeddings_names_the_command(small_site: MakeSite) -> None:
@@ -310,7 +311,9 @@ def test_two_models_are_not_mixed(small_site: MakeSite) -> None:
     write_days(site, THREE_DAYS)
     write_delta(site.site, DAYS[1], {1: 0.2}, model_version="m2")
     merge(site, DAYS[:1])
-    with pytest.raises(PipelineError, match=r"by model m2, .*has model m1.*Embed 2026-01-02 again: .*--partition 2026"):
+    with pytest.raises(
+        PipelineError, match=r"by model m2, .*has model m1.*; embed 2026-01-02 again: .*--partition 2026"
+    ):
         merge(site, DAYS[1:2])
 
 
@@ -320,11 +323,11 @@ def test_a_day_is_not_merged_on_one_whose_embeddings_have_changed_since(small_si
     merge(site, DAYS[:3])
     changed = {**THREE_DAYS, DAYS[1]: {3: 0.25, 50: 0.25}, DAYS[3]: {1: 0.4}}
     write_delta(site.site, DAYS[1], changed[DAYS[1]])
-    stale = r"user_embedding_snapshot 2026-01-02, on which 2026-01-04 rests, .*2026-01-02\.\.\.2026-01-04"
+    stale = r"user_embedding_snapshot 2026-01-02, on which 2026-01-04 builds, .*2026-01-02\.\.\.2026-01-04"
     with pytest.raises(PipelineError, match=stale):
         merge(site, DAYS[3:4])
-    merge(site, DAYS[1:2])  # half a repair: the day after rests on what the day was before
-    with pytest.raises(PipelineError, match=r"2026-01-03, on which 2026-01-04 rests"):
+    merge(site, DAYS[1:2])  # half a repair: the day after still builds on the old rows
+    with pytest.raises(PipelineError, match=r"2026-01-03, on which 2026-01-04 builds"):
         merge(site, DAYS[3:4])
     merge(site, DAYS[1:4])
     assert snapshot(site, DAYS[3]) == group_by_newest(changed, DAYS[3])
@@ -346,7 +349,7 @@ def test_bad_rows_never_become_visible(small_site: MakeSite, fault: str, mode: s
     merge(site, DAYS[:1])
     name, column = DOCTORED[fault]
     write_delta(site.site, DAYS[1], {1: 0.2, 2: 0.2, 3: 0.2}, mode=mode, columns={name: column()})
-    with pytest.raises(PipelineError, match=f"{fault}.*nothing was published"):
+    with pytest.raises(PipelineError, match=f"{fault}.*nothing was published; embed the day again: dagster"):
         merge(site, DAYS[1:2])
     assert snapshot_state(site.site).days() == DAYS[:1]
     assert snapshot(site, DAYS[0]) == dict.fromkeys((1, 2, 3), (DAYS[0], 0.1))
@@ -360,13 +363,13 @@ def test_a_lost_user_is_noticed(small_site: MakeSite, monkeypatch: pytest.Monkey
     def lose_one(base: lance.LanceDataset, **changes: Any) -> lance.LanceDataset:
         return replace_rows(base, **changes | {"rows": changes["rows"].slice(1)})
 
-    monkeypatch.setattr("pf_core.embeddings.snapshot.replace_rows", lose_one)
+    monkeypatch.setattr("pf_core.embeddings.snapshot_bucket.replace_rows", lose_one)
     with pytest.raises(PipelineError, match="10 users were stored instead of 11"):
         merge(site, DAYS[1:2])
     assert snapshot_state(site.site).days() == DAYS[:1]
 
 
-# Time
+# Many days
 
 
 def test_a_day_stays_as_it_was_through_many_merges_rewriting_and_retention(small_site: MakeSite) -> None:
@@ -391,7 +394,7 @@ def test_a_day_stays_as_it_was_through_many_merges_rewriting_and_retention(small
     assert {version["version"] for version in dataset.versions()} == kept
 
 
-def test_dead_rows_are_bounded(small_site: MakeSite) -> None:
+def test_deleted_rows_are_bounded(small_site: MakeSite) -> None:
     site = small_site(timelines={"num_buckets": 1})
     deltas = {ds: dict.fromkeys(range(0, 100, 1 if number == 0 else 10), number / 10) for number, ds in enumerate(DAYS)}
     write_days(site, deltas)

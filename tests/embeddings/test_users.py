@@ -1,6 +1,7 @@
 """user_embeddings: who is embedded on a day, what a day is a function of, and that nothing bad is ever visible."""
 
 import json
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pf_core.config.serving import ServingConfig
+from pf_core.config.serving import ServingConfig, StoreConfig
 from pf_core.config.training import choose
 from pf_core.days import ds_range, shift_ds
 from pf_core.embeddings.inference import ServedModel
@@ -31,6 +32,7 @@ from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.model.checkpoint import save_model
 from pf_core.model.towers import PinnerFormer
 from pf_core.pins.features import build_pin_features
+from pf_core.pins.lookup import find_pins
 from pf_core.schemas import INPUT_HASH, user_embeddings_schema
 from pf_core.timelines.build import read_bucket
 from tests.support.sites import START, Row, SmallSite
@@ -170,7 +172,7 @@ def four_days(site: DailySite, users: Sequence[Any] = range(30)) -> DailySite:
 # --- who is embedded --------------------------------------------------------------------------------
 
 
-def test_everybody_on_the_first_day_then_the_active_users(daily_site: Callable[..., DailySite]) -> None:
+def test_everyone_on_the_first_day_then_the_active_users(daily_site: Callable[..., DailySite]) -> None:
     site = four_days(daily_site())
     first, second, third = site.embed(DAYS[:3])
     assert [manifest["mode"] for manifest in (first, second, third)] == ["everyone", "active", "active"]
@@ -188,7 +190,7 @@ def test_everybody_on_the_first_day_then_the_active_users(daily_site: Callable[.
         "no_feature": 0,
         "unknown_word": 0,
     }
-    assert any("everybody is embedded, because there is no earlier day" in line for line in site.said)
+    assert any("everyone is embedded, because there is no earlier day" in line for line in site.said)
     assert any(line.startswith(f"user_embeddings {DAYS[2]}: 10 users embedded") for line in site.said)
 
 
@@ -217,23 +219,23 @@ def test_a_row_is_what_the_contract_says(daily_site: Callable[..., DailySite]) -
     json.dumps(manifest)
 
 
-def test_active_users_have_the_vectors_that_embedding_everybody_gives(daily_site: Callable[..., DailySite]) -> None:
+def test_active_users_have_the_vectors_that_embedding_everyone_gives(daily_site: Callable[..., DailySite]) -> None:
     site = four_days(daily_site())
     site.embed(DAYS)
     active = {ds: site.rows(ds) for ds in DAYS}
     for ds in DAYS[1:]:
         [manifest] = site.embed([ds], model=site_model(site), everyone=True)
         assert manifest["mode"] == "everyone"
-        everybody = site.rows(ds)
-        assert len(everybody) == 30
-        assert {user: everybody[user] for user in active[ds]} == active[ds]
+        everyone = site.rows(ds)
+        assert len(everyone) == 30
+        assert {user: everyone[user] for user in active[ds]} == active[ds]
 
 
 def site_model(site: DailySite, version: str = "one") -> Callable[[str], ServedModel]:
     return lambda ds: ServedModel(model_version=version, path=site.root / "models" / version)
 
 
-def test_a_new_model_embeds_everybody_once(daily_site: Callable[..., DailySite]) -> None:
+def test_a_new_model_embeds_everyone_once(daily_site: Callable[..., DailySite]) -> None:
     site = four_days(daily_site())
     models = [site.make_model(version) for version in ("one", "two")]
     manifests = site.embed(DAYS, model=lambda ds: models[ds >= DAYS[2]])
@@ -249,7 +251,7 @@ def test_everyone_is_for_the_first_of_the_days(daily_site: Callable[..., DailySi
     site.embed(DAYS[:1])
     manifests = site.embed(DAYS[1:], everyone=True)
     assert [manifest["mode"] for manifest in manifests] == ["everyone", "active", "active"]
-    assert manifests[0]["reason"] == "the run asks for it"
+    assert manifests[0]["reason"] == "the run's configuration says so"
 
 
 def test_users_whose_actions_left_the_window_are_not_embedded(daily_site: Callable[..., DailySite]) -> None:
@@ -282,7 +284,9 @@ def test_stale_timelines_are_refused(daily_site: Callable[..., DailySite]) -> No
     site.embed(DAYS[:2])
     site.small.write_log(DAYS[1], look(4, 1))
     site.small.ingest([DAYS[1]])
-    with pytest.raises(PipelineError, match=r"changed after user_timelines 2026-01-02 .*2026-01-02...2026-01-04"):
+    with pytest.raises(
+        PipelineError, match=r"changed after user_timelines 2026-01-02 .*; rebuild .*2026-01-02\.\.\.2026-01-04"
+    ):
         site.embed([DAYS[1]])
 
 
@@ -297,7 +301,9 @@ def test_timelines_that_change_meanwhile_are_noticed(daily_site: Callable[..., D
             site.small.build([DAYS[1]], rebuild=True)
 
     engine = Meddling(num_workers=1, memory_mb=64, temp_dir=site.root / "tmp")
-    with pytest.raises(PipelineError, match="built anew meanwhile"):
+    with pytest.raises(
+        PipelineError, match=r"was rebuilt while its users were embedded; re-run: dagster asset materialize"
+    ):
         site.embed([DAYS[1]], model=lambda ds: served, engine=engine)
     assert site.state.require(DAYS[1]) == before
 
@@ -308,7 +314,10 @@ def test_missing_inputs_are_named(daily_site: Callable[..., DailySite]) -> None:
         site.embed(DAYS[:1])
     site.add_day(DAYS[0], look(1, 0))
     nowhere = ServedModel(model_version="lost", path=site.root / "nowhere")
-    with pytest.raises(PipelineError, match="no model lost in"):
+    with pytest.raises(
+        PipelineError,
+        match=r"no model lost in .*; train one with: dagster asset materialize --select pinnerformer_model",
+    ):
         site.embed(DAYS[:1], model=lambda ds: nowhere)
     other = site.make_model("wide", feature_dim=FEATURE_DIM + 1)
     with pytest.raises(PipelineError, match=r"reads pin features of 7 numbers, pin_features 2026-01-01 has 6"):
@@ -336,7 +345,7 @@ def test_too_few_active_users_with_an_embedding_publish_nothing(daily_site: Call
     counts = manifest["counts"]
     assert (counts["users"], counts["active_users"], counts["without_actions"], counts["no_feature"]) == (3, 4, 1, 1)
     site.add_day(DAYS[1], [*look(2, 1), *look(5, 1, pin="unknown")])
-    with pytest.raises(PipelineError, match=r"only 1 of the 2 users who were to be embedded .* asks for 75%"):
+    with pytest.raises(PipelineError, match=r"only 1 of the 2 users who were to be embedded .* requires 75%"):
         site.embed([DAYS[1]])
     assert site.state.days() == DAYS[:1]
 
@@ -355,25 +364,64 @@ def test_only_the_newest_actions_are_read_and_older_ones_where_these_are_unusabl
     daily_site: Callable[..., DailySite], everyone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     length = choose("tiny", {}).model.sequence_length
-    asked: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
 
     def noted(*arguments: Any, **options: Any) -> pa.Table:
-        asked.append(options)
+        calls.append(options)
         return read_bucket(*arguments, **options)
 
     monkeypatch.setattr("pf_core.embeddings.users.read_bucket", noted)
     rows = []
-    for pieces in (3, 10_000):
-        site = daily_site(timelines={"num_buckets": 1, "piece_actions": pieces})
+    for segment_actions in (3, 10_000):
+        site = daily_site(timelines={"num_buckets": 1, "segment_actions": segment_actions})
         site.add_day(DAYS[0], [row for user in range(4) for row in look(user, 0, num=length + user)])
         site.add_day(DAYS[1], [*look(0, 1, num=2), *look(1, 1, num=length - 1), *look(2, 1, num=length, pin="unknown")])
         site.embed(DAYS[:2], everyone=everyone)
         rows.append([site.rows(ds) for ds in DAYS[:2]])
         assert {user: row[-2] for user, row in site.rows(DAYS[1]).items()} == dict.fromkeys(range(3), length)
     assert rows[0] == rows[1]
-    whole = [options["user_ids"].to_pylist() for options in asked if "newest" not in options]
+    whole = [options["user_ids"].to_pylist() for options in calls if "newest" not in options]
     assert whole == [[2], [2]]  # once in each of the two layouts
-    assert {options.get("newest") for options in asked} == {length, None}
+    assert {options.get("newest") for options in calls} == {length, None}
+
+
+def test_the_pins_of_an_action_are_looked_up_once_where_others_are_unusable(
+    daily_site: Callable[..., DailySite], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    length = choose("tiny", {}).model.sequence_length
+    num_looked_up: list[int] = []
+
+    def noted(ids: Path, pin_ids: pa.Array) -> np.ndarray:
+        num_looked_up.append(len(pin_ids))
+        return find_pins(ids, pin_ids)
+
+    monkeypatch.setattr("pf_core.embeddings.inference.find_pins", noted)
+    site = daily_site(timelines={"num_buckets": 1})
+    unusable = [(3, "unknown", 5000.0, "look")]
+    site.add_day(
+        DAYS[0], [*look(1, 0, num=length), *look(2, 0, num=length + 3), *look(3, 0, num=length + 1), *unusable]
+    )
+    [manifest] = site.embed(DAYS[:1])
+    assert num_looked_up == [3 * length, (length + 1) + 1]  # the newest of three users, then all actions of user 3
+    assert {user: row[-2] for user, row in site.rows(DAYS[0]).items()} == dict.fromkeys((1, 2, 3), length)
+    assert manifest["counts"]["no_feature"] == 1
+
+
+def test_tasks_carry_no_secret_of_the_site_file(daily_site: Callable[..., DailySite]) -> None:
+    site = four_days(daily_site())
+    store = StoreConfig(kind="redis", url="redis://:swordfish@localhost:6379/0")
+    site.site = site.site.model_copy(update={"serving": ServingConfig(store=store)})
+    tasks: list[Any] = []
+
+    class Spy(LocalEngine):
+        def map_buckets(self, function: Any, given: Any, *progress: Any) -> Iterator[Any]:
+            tasks.extend(given)
+            yield from super().map_buckets(function, given, *progress)
+
+    site.embed(DAYS[:2], engine=Spy(num_workers=1, memory_mb=64, temp_dir=site.root / "tmp"))
+    assert len(tasks) >= 2 * 2
+    assert b"swordfish" in pickle.dumps(site.site)
+    assert b"swordfish" not in pickle.dumps(tasks)
 
 
 def test_a_day_without_actions_is_an_empty_partition(daily_site: Callable[..., DailySite]) -> None:

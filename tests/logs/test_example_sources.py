@@ -16,8 +16,8 @@ from pf_core.days import ds_range, ds_start_us, shift_ds
 from pf_core.engine.local import LocalEngine
 from pf_core.logs.ingest import ingest_days
 from pf_core.pins.features import build_pin_features, feature_coverage, read_pin_features
-from pf_core.timelines.assembly import find_fault
-from pf_core.timelines.build import build_timelines, read_bucket
+from pf_core.timelines.assembly import timeline_fault
+from pf_core.timelines.build import build_timelines, read_bucket, timeline_state
 
 SOURCES = Path(__file__).parents[2] / "docs" / "sources"
 HOUR_MS = 3_600_000
@@ -49,8 +49,8 @@ def run(site: Site, days: list[str]) -> dict[int, list[tuple[str, str, float]]]:
             list(build_pin_features(site, [ds for ds in days if ds >= first], engine=engine, progress=str))
     result = {}
     for bucket in range(site.timelines.num_buckets):
-        table = read_bucket(site, days[-1], bucket)
-        assert find_fault(table, site, days[-1]) is None
+        table = read_bucket(timeline_state(site), days[-1], bucket)
+        assert timeline_fault(table, ds=days[-1], max_actions=site.timelines.max_actions) is None
         for row in table.to_pylist():
             actions = zip(row["action_type"], row["surface"], row["duration_s"], strict=True)
             result[row["user_id"]] = list(actions)

@@ -13,7 +13,7 @@ import pytest
 from pf_core.config.site import EngineConfig
 from pf_core.config.training import tiny
 from pf_core.days import ds_range, shift_ds
-from pf_core.embeddings.inference import ServedModel, open_model
+from pf_core.embeddings.inference import ServedModel, open_served_model
 from pf_core.engine.spark import SparkEngine
 from pf_core.errors import PipelineError
 from pf_core.model.checkpoint import save_model
@@ -69,8 +69,8 @@ def slow_square(task: tuple[int, str]) -> tuple[int, int]:
 
 def open_for_a_bucket(served: ServedModel) -> tuple[int, int]:
     """The process, and how many models it has opened."""
-    open_model(served, choose_device("cpu"))
-    return os.getpid(), open_model.cache_info().misses
+    open_served_model(served, choose_device("cpu"))
+    return os.getpid(), open_served_model.cache_info().misses
 
 
 def test_tasks_are_mapped(cluster: SparkCluster) -> None:

@@ -13,7 +13,7 @@ from pf_core.logs.partition import bucket_files
 from pf_core.serving.index import index_manifest
 from pf_core.serving.releases import list_releases
 from pf_core.storage.files import path_of, read_parquet, upload
-from pf_core.timelines.build import read_bucket
+from pf_core.timelines.build import read_bucket, timeline_state
 from tests.support.daily import day, make_site, register_model, run, snapshot
 from tests.support.sites import START
 
@@ -83,7 +83,9 @@ def values_of(site: Site) -> dict[str, Any]:
             for bucket, path in bucket_files(site, ds).items()
         },
         "user_timelines": {
-            (ds, bucket): read_bucket(site, ds, bucket).to_pylist() for ds in days for bucket in range(NUM_BUCKETS)
+            (ds, bucket): read_bucket(timeline_state(site), ds, bucket).to_pylist()
+            for ds in days
+            for bucket in range(NUM_BUCKETS)
         },
         "user_embedding_snapshot": {ds: snapshot(site, ds) for ds in days},
         "pin_embeddings": (pins.drop_columns(["embedding"]).to_pylist(), matrix_of(pins["embedding"]).tolist()),

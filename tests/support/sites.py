@@ -16,7 +16,7 @@ from pf_core.engine.local import LocalEngine
 from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.logs.ingest import ingest_days
 from pf_core.logs.partition import bucket_files
-from pf_core.timelines.build import build_timelines, read_bucket
+from pf_core.timelines.build import build_timelines, read_bucket, timeline_state
 
 Row = tuple[Any, str, float, str]  # user, pin, seconds since the start of the first day, event
 START = "2026-01-01"
@@ -108,7 +108,7 @@ class SmallSite:
         """Every user's timeline as of ds: (ts, pin_id, action_type, surface, duration_s)."""
         result = {}
         for bucket in range(self.site.timelines.num_buckets):
-            for row in read_bucket(self.site, ds, bucket).to_pylist():
+            for row in read_bucket(timeline_state(self.site), ds, bucket).to_pylist():
                 assert row["user_id"] not in result
                 columns = ("ts", "pin_id", "action_type", "surface", "duration_s")
                 result[row["user_id"]] = list(zip(*(row[name] for name in columns), strict=True))

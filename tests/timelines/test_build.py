@@ -1,6 +1,9 @@
+"""user_timelines against its definition in plain Python; how a day is stored, and which days are refused."""
+
 import itertools
+import pickle
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,10 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pf_core.config.serving import ServingConfig, StoreConfig
+from pf_core.config.site import Site, TimelineConfig
 from pf_core.days import ds_range, ds_start, shift_ds
 from pf_core.engine.daily_state import _first_to_merge
+from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
-from pf_core.timelines.assembly import find_fault
+from pf_core.timelines.assembly import timeline_fault
 from pf_core.timelines.build import read_bucket, timeline_state
 from pf_core.timelines.checks import audit_day
 from tests.support.sites import START, Row, SmallSite
@@ -51,7 +57,7 @@ def worlds(draw: st.DrawFn) -> tuple[dict[str, Any], Logs]:
         "timelines": {
             "window_days": draw(st.sampled_from([1, 2, 3, 365])),
             "max_actions": draw(st.sampled_from([1, 2, 5, 1000])),
-            "piece_actions": draw(st.sampled_from([1, 2, 3, 64])),
+            "segment_actions": draw(st.sampled_from([1, 2, 3, 64])),
             "compact_after_fragments": draw(st.sampled_from([2, 24])),
         },
     }
@@ -78,7 +84,7 @@ def test_incremental_equals_rebuild_equals_definition(
     with tempfile.TemporaryDirectory() as folder:
         site = SmallSite(Path(folder), options)
         for ds, rows in logs.items():
-            # One row of a user whom nobody asks about keeps every day readable.
+            # One row of another user keeps every day readable.
             site.write_log(ds, [*rows, (777, "p", DAYS.index(ds) * DAY_S + 1.0, "look")])
             logs[ds] = [*rows, (777, "p", DAYS.index(ds) * DAY_S + 1.0, "look")]
         site.ingest(DAYS)
@@ -205,8 +211,8 @@ def test_compaction_bounds_the_fragments(small_site: MakeSite) -> None:
     assert len(site.timelines(DAYS[1])) == 20
 
 
-def test_full_pieces_are_never_written_again(small_site: MakeSite) -> None:
-    site = small_site(timelines={"num_buckets": 1, "piece_actions": 3, "max_actions": 7})
+def test_full_segments_are_never_rewritten(small_site: MakeSite) -> None:
+    site = small_site(timelines={"num_buckets": 1, "segment_actions": 3, "max_actions": 7})
     for offset, ds in enumerate(DAYS[:5]):
         site.write_log(ds, [(user, f"p{n}", offset * DAY_S + n, "look") for user in (1, 2) for n in range(2 * user)])
     site.ingest(DAYS[:5])
@@ -221,11 +227,11 @@ def test_full_pieces_are_never_written_again(small_site: MakeSite) -> None:
                 if len(row["ts"]) == row["num_actions"] and row["ts"][-1] == row["last_ts"]
             }
         )
-    lengths = [{key: length for key, (length, _) in pieces.items()} for pieces in stored]
+    lengths = [{key: length for key, (length, _) in segments.items()} for segments in stored]
     assert lengths == [
         {(1, 0): 2, (2, 0): 3, (2, 1): 1},
         {(1, 0): 3, (1, 1): 1, (2, 0): 3, (2, 1): 3, (2, 2): 2},
-        {(1, 0): 3, (1, 1): 3, (2, 1): 3, (2, 2): 3, (2, 3): 3},  # with 12 actions, user 2's first piece goes
+        {(1, 0): 3, (1, 1): 3, (2, 1): 3, (2, 2): 3, (2, 3): 3},  # with 12 actions, user 2's first segment goes
         {(1, 0): 3, (1, 1): 3, (1, 2): 2, (2, 3): 3, (2, 4): 3, (2, 5): 1},
         {(1, 1): 3, (1, 2): 3, (1, 3): 1, (2, 4): 3, (2, 5): 3, (2, 6): 2},  # after it, user 1 has 7 actions, too
     ]
@@ -237,20 +243,61 @@ def test_full_pieces_are_never_written_again(small_site: MakeSite) -> None:
     assert site.build(DAYS[4:5])[0]["counts"]["actions"] == 14
 
 
+def test_a_site_file_may_use_the_old_name_of_segment_actions() -> None:
+    new, old = (TimelineConfig.model_validate({name: 7}) for name in ("segment_actions", "piece_actions"))
+    assert new == old
+    assert new.segment_actions == 7
+    assert TimelineConfig.model_validate(new.model_dump()) == new
+    ids = {"user_id": {"column": "user", "type": "int"}, "pin_id": {"column": "pin", "type": "int"}}
+    words = {"action_type": {"constant": "repin"}, "surface": {"constant": "home"}}
+    site = Site.model_validate(
+        {
+            "name": "small",
+            "start_ds": START,
+            "data_dir": "data",
+            "timelines": {"segment_actions": 7},
+            "source": {
+                "root": "logs",
+                "actions": {"path": "{ds}.parquet", **ids, "ts": {"column": "t", "unit": "us"}, **words},
+                "pins": {"catalogue": {"path": "pins.parquet"}, "pin_id": ids["pin_id"], "vectors": "vector"},
+            },
+        }
+    )
+    assert site.fingerprint() == "bab3f5521630d6ea"  # as with piece_actions: 7, before the key was renamed
+
+
+def test_tasks_carry_no_secret_of_the_site_file(small_site: MakeSite) -> None:
+    site = three_days(small_site())
+    store = StoreConfig(kind="redis", url="redis://:swordfish@localhost:6379/0")
+    site.site = site.site.model_copy(update={"serving": ServingConfig(store=store)})
+    tasks: list[Any] = []
+
+    class Spy(LocalEngine):
+        def map_buckets(self, function: Any, given: Any, *progress: Any) -> Iterator[Any]:
+            tasks.extend(given)
+            yield from super().map_buckets(function, given, *progress)
+
+    site.engine = Spy(num_workers=1, memory_mb=64, temp_dir=site.root / "tmp")
+    site.build(DAYS[:2])
+    assert len(tasks) >= 2 * 2
+    assert b"swordfish" in pickle.dumps(site.site)
+    assert b"swordfish" not in pickle.dumps(tasks)
+
+
 def test_reading_the_newest_actions(small_site: MakeSite) -> None:
-    site = small_site(timelines={"num_buckets": 1, "piece_actions": 2})
+    site = small_site(timelines={"num_buckets": 1, "segment_actions": 2})
     for offset, ds in enumerate(DAYS[:3]):
         site.write_log(
             ds, [(user, f"p{offset}{n}", offset * DAY_S + n, "look") for user in (1, 2) for n in range(user)]
         )
     site.ingest(DAYS[:3])
     site.build(DAYS[:3])
-    newest = read_bucket(site.site, DAYS[2], 0, ["pin_id"], newest=3)
+    newest = read_bucket(timeline_state(site.site), DAYS[2], 0, ["pin_id"], newest=3)
     assert newest.to_pylist() == [
         {"user_id": 1, "pin_id": ["p00", "p10", "p20"]},
         {"user_id": 2, "pin_id": ["p11", "p20", "p21"]},
     ]
-    one = read_bucket(site.site, DAYS[2], 0, ["pin_id"], newest=1, user_ids=pa.array([2, 99]))
+    one = read_bucket(timeline_state(site.site), DAYS[2], 0, ["pin_id"], newest=1, user_ids=pa.array([2, 99]))
     assert one.to_pylist() == [{"user_id": 2, "pin_id": ["p21"]}]
 
 
@@ -261,14 +308,16 @@ def test_timelines_of_an_older_version_ask_for_a_rebuild(small_site: MakeSite) -
     manifest = state.require(DAYS[0])
     del manifest["settings"]["stored_as"]
     state.publish(DAYS[0], manifest["versions"], manifest)
-    with pytest.raises(PipelineError, match=r"stored by an older version. Build it .*--partition 2026-01-01 .*rebuild"):
+    with pytest.raises(
+        PipelineError, match=r"stored by an older version; rebuild it .*--partition 2026-01-01 .*rebuild"
+    ):
         site.timelines(DAYS[0])
-    with pytest.raises(PipelineError, match=r"was built with .*Build 2026-01-02 from the logs"):
+    with pytest.raises(PipelineError, match=r"was built with .*; rebuild 2026-01-02 from the logs"):
         site.build(DAYS[1:2])
 
 
-def test_what_has_long_been_there_is_seldom_written_again() -> None:
-    """Of 1,000 days with one row each, in at most 8 fragments, on a state of 10,000 rows."""
+def test_old_fragments_are_seldom_rewritten() -> None:
+    """1,000 days add one row each, in at most 8 fragments, to a state of 10,000 rows."""
     fragments, num_written = [10_000], 0
     for _ in range(1000):
         fragments.append(1)
@@ -284,7 +333,7 @@ def test_what_has_long_been_there_is_seldom_written_again() -> None:
     assert _first_to_merge([1, 2, 3]) == 0
 
 
-def test_a_second_writer_is_told_to_wait(small_site: MakeSite) -> None:
+def test_a_second_writer_is_refused(small_site: MakeSite) -> None:
     site = three_days(small_site())
     with timeline_state(site.site).writing(), pytest.raises(PipelineError, match="another run is writing"):
         site.build(DAYS[:1])
@@ -324,7 +373,7 @@ def test_a_day_is_not_built_on_one_with_other_settings(small_site: MakeSite, set
     before = site.timelines(DAYS[1])
     with_settings(site, window_days=365, max_actions=1000)
     assert site.timelines(DAYS[1]) == before  # a partition is read as it was built
-    with pytest.raises(PipelineError, match=r"was built with .*Build 2026-01-03 from the logs: .*rebuild"):
+    with pytest.raises(PipelineError, match=r"was built with .*; rebuild 2026-01-03 from the logs: .*rebuild"):
         site.build(DAYS[2:3])
     site.build(DAYS[2:3], rebuild=True)
     assert {len(rows) for rows in site.timelines(DAYS[2]).values()} == {2}  # each user misses one of three days
@@ -362,7 +411,7 @@ def test_changing_the_number_of_buckets_is_refused(small_site: MakeSite) -> None
 def test_reading_some_columns(small_site: MakeSite) -> None:
     site = three_days(small_site())
     site.build(DAYS[:1])
-    table = read_bucket(site.site, DAYS[0], 0, ["pin_id"])
+    table = read_bucket(timeline_state(site.site), DAYS[0], 0, ["pin_id"])
     assert table.column_names == ["user_id", "pin_id"]
 
 
@@ -376,7 +425,7 @@ def test_every_fault_is_found(small_site: MakeSite) -> None:
     site.write_log(DAYS[0], [(user, f"p{n}", user * 10.0 + n, "look") for user in (1, 2) for n in range(3)])
     site.ingest(DAYS[:1])
     site.build(DAYS[:1])
-    good = read_bucket(site.site, DAYS[0], 0)
+    good = read_bucket(timeline_state(site.site), DAYS[0], 0)
     times, pins = good["ts"].to_pylist(), good["pin_id"].to_pylist()
     doctored = {
         "two rows": pa.concat_tables([good, good.slice(0, 1)]),
@@ -385,11 +434,9 @@ def test_every_fault_is_found(small_site: MakeSite) -> None:
         "differ in length": set_list(good, "pin_id", [pins[0], pins[1][:2]]),
         "allowed are 1 to": good,
     }
-    assert find_fault(good, site.site, DAYS[0]) is None
+    assert timeline_fault(good, ds=DAYS[0], max_actions=3) is None
     for words, table in doctored.items():
-        limit = {"max_actions": 2} if words == "allowed are 1 to" else {}
-        checked = site.site.model_copy(update={"timelines": site.site.timelines.model_copy(update=limit)})
-        fault = find_fault(table, checked, DAYS[0])
+        fault = timeline_fault(table, ds=DAYS[0], max_actions=2 if words == "allowed are 1 to" else 3)
         assert fault is not None
         assert words in fault
 
