@@ -10,7 +10,7 @@ setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[pipeline,dev]'
 	touch $(READY)
 
 demo: setup  ## Make the demo site and run the whole graph on it
@@ -31,7 +31,7 @@ test-slow: setup  ## The tests that take minutes: compiled and bfloat16 training
 test-scale: setup  ## What is past one machine, against real servers on loopback, which it installs
 	ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || apt-get install -y postgresql
 	command -v java >/dev/null || apt-get install -y openjdk-17-jre-headless
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,production,s3,scale,spark]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[pipeline,dev,production,s3,scale,spark]'
 	$(BIN)/python -m pytest -m scale tests/scale
 
 docs: setup  ## Rewrite the page that is made from the code

@@ -14,8 +14,9 @@ from typing import Annotated, get_args
 
 import typer
 
-from pf_assets.cli.operations import fail, materialize, prepare_instance
-from pf_assets.cli.preparation import missing_days, write_world
+from pf_assets.cli.output import fail
+from pf_assets.cli.runs import materialize, missing_days, prepare_instance
+from pf_assets.cli.world import write_world
 from pf_assets.settings import DEMO_SITE, EXPERIMENTS_SITE, site_path
 from pf_assets.tracking.experiment_store import ExperimentStore
 from pf_core.config.site import Site, load_site

@@ -1,4 +1,4 @@
-"""`pf promote`: which model serves is a decision that a person can make, undo, and look up."""
+"""`pf promote`: a person chooses the model that embeds users, undoes the choice, or lists the models."""
 
 from typing import Annotated
 
@@ -10,19 +10,21 @@ from pf_core.errors import PipelineError, materialize_command
 
 
 def promote(
-    version: Annotated[int | None, typer.Argument(help="a registry version; without it, all are listed")] = None,
-    undo: Annotated[bool, typer.Option("--undo", help="go back to the champion before the current one")] = False,
-    because: Annotated[str | None, typer.Option(help="the reason, which stays with the model")] = None,
+    version: Annotated[int | None, typer.Argument(help="registry version to promote")] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="return to the previous champion")] = False,
+    because: Annotated[str | None, typer.Option(help="reason, stored with the model")] = None,
 ) -> None:
-    """Make a registered model the champion, or take the last promotion back; without arguments, list the models."""
+    """Make a registered model the champion, or undo the last promotion; without arguments, list the models."""
     tracking = Tracking(current_site())
     if version is not None and undo:
-        raise PipelineError(f"promote version {version}, or --undo the last promotion: not both")
+        raise PipelineError("a version and --undo are given", "give one of them")
     if undo:
         _announce(tracking.undo_promotion(because=because))
     elif version is not None:
         if not because:
-            raise PipelineError(f'say why: pf promote {version} --because "..." (the reason stays with the model)')
+            raise PipelineError(
+                "a promotion needs a reason, which is stored with the model", f'pf promote {version} --because "..."'
+            )
         tracking.promote(version, because=because)
         champion = tracking.champion()
         assert champion is not None
@@ -34,7 +36,7 @@ def promote(
 def _announce(champion: RegisteredModel) -> None:
     typer.echo(
         f"the champion is version {champion.version}, model {champion.served_version}. The next new day of "
-        "user_embeddings embeds everybody with it; until its release, the current one keeps serving"
+        "user_embeddings embeds all users with it; until that day is released, the current release stays"
     )
 
 
@@ -42,7 +44,7 @@ def _list(tracking: Tracking) -> None:
     models = tracking.versions()
     if not models:
         raise PipelineError(
-            f"no model is registered yet. Train one: {materialize_command('training_set,pinnerformer_model')}"
+            "no model is registered yet", f"train one with: {materialize_command('training_set,pinnerformer_model')}"
         )
     champion, candidate = tracking.champion(), tracking.candidate()
     for model in models:

@@ -1,4 +1,4 @@
-"""Looking a user up: the newest actions in the timelines."""
+"""Reads the newest actions of one user from the timelines."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from pf_core.timelines.build import read_bucket, timeline_state
 
 
 def newest_actions(site: Site, ds: str, user_id: int | str, limit: int) -> list[dict[str, Any]]:
-    """A user's newest actions as of ds, newest first, with the pins' interests; none if the day is no longer there."""
+    """Return a user's newest actions as of ds, newest first, with the pins' interests; none if the day is not kept."""
     if limit < 1 or timeline_state(site).manifest(ds) is None or pin_state(site).manifest(ds) is None:
         return []
     ids = pa.array([user_id], id_arrow_type(site.source.actions.user_id.type))

@@ -1,9 +1,9 @@
-"""What must be built anew after a bad day was mended upstream (paper, section 3.6).
+"""Plans what to rebuild after the bad logs of a day were fixed upstream (paper, section 3.6).
 
-Files that arrived on a bad day hold rows of the days before it (late rows), so these are ingested again, too. From the
-first of them on, timelines, embeddings and snapshots are built again day after day, each from the day before it, so
-that the result is that of a world in which the day was never bad. Users whose input did not change keep their vectors:
-user_embeddings looks at that row by row.
+Files that arrived on a bad day contain rows of the days before it (late rows), so those days are ingested again, too.
+From the first of them on, timelines, embeddings and snapshots are rebuilt day after day, each from the day before it,
+so that the result equals that of a site whose logs were never bad. Users whose input did not change keep their vectors:
+user_embeddings compares every user's input.
 """
 
 from dataclasses import dataclass
@@ -23,21 +23,21 @@ from pf_core.timelines.build import timeline_state
 
 @dataclass(frozen=True, kw_only=True)
 class RepairPlan:
-    """Days by what is done with them; ascending and without gaps."""
+    """Days to rebuild of each asset, ascending and without gaps."""
 
     raw_days: list[str]
     pin_days: list[str]
     timeline_days: list[str]
     rebuild_timelines: bool
-    """The day before the first one is no longer there: it is made from the logs of its whole window."""
+    """Build the first day from the logs of its whole window, because the day before it is no longer kept."""
     embedding_days: list[str]
-    """Of user_embeddings and of the snapshot."""
+    """Days of user_embeddings and of user_embedding_snapshot."""
     users: int
-    """Who have actions on the raw days, as they are now."""
+    """Number of users with actions on the raw days, before the repair."""
     embeddings: int
-    """Of these users on the embedding days: what may change."""
+    """Number of embeddings of these users on the embedding days, which may change."""
     notes: tuple[str, ...] = ()
-    """Where the result is not that of a world in which the days were never bad."""
+    """Where the result differs from that of a site whose logs were never bad."""
 
     @property
     def partitions(self) -> dict[str, list[str]]:
@@ -55,19 +55,19 @@ class RepairPlan:
 
 
 def plan_repair(site: Site, *, since: str, until: str | None = None) -> RepairPlan:
-    """The partitions that follow from the logs that arrived from `since` to `until` (both included).
+    """Return the partitions that depend on the logs that arrived from `since` to `until` (both included).
 
-    What was never built, but would be by now, is built along: a repair ends with a release of the newest day.
+    Days that are missing after them are built too: a repair ends with a release of the newest day.
     """
     ingested = ingested_days(site)
     if not ingested:
-        raise PipelineError("raw_actions has no day yet: nothing to repair")
+        raise PipelineError("raw_actions has no day yet: there is nothing to repair")
     until = until or max(since, ingested[-1])
     if parse_ds(until) < parse_ds(since):
         raise PipelineError(f"--until {until} is before --since {since}")
     if since > shift_ds(ingested[-1], 1) or until < ingested[0]:
         raise PipelineError(
-            f"raw_actions has {ingested[0]} to {ingested[-1]}: nothing from {since} to {until} to repair"
+            f"raw_actions has {ingested[0]} to {ingested[-1]}: there is nothing to repair from {since} to {until}"
         )
     source = site.source.actions
     early, late = (source.early_days, source.late_days) if source.is_dated else (0, 0)
@@ -81,11 +81,11 @@ def plan_repair(site: Site, *, since: str, until: str | None = None) -> RepairPl
     first = embedding_state(site).manifest(embedding_days[0]) if embedding_days else None
     if first is not None and first["mode"] == "active" and _lost_day_before(embeddings, embedding_days):
         notes.append(
-            f"the day before {embedding_days[0]} is no longer kept: everybody is embedded on {embedding_days[0]}"
+            f"the day before {embedding_days[0]} is no longer kept: all users are embedded on {embedding_days[0]}"
         )
     is_first = pin_days[:1] == [site.start_ds]
     if site.source.pins.is_incremental and not is_first and _lost_day_before(pins, pin_days):
-        notes.append(f"pin_features {pin_days[0]} stays as it is: the day before it is no longer kept")
+        notes.append(f"pin_features {pin_days[0]} is not rebuilt: the day before it is no longer kept")
         pin_days = pin_days[1:]
     users, num_embeddings = _count_affected(
         site, [ds for ds in raw_days if ds in ingested], [ds for ds in embedding_days if ds in embeddings]
@@ -103,7 +103,7 @@ def plan_repair(site: Site, *, since: str, until: str | None = None) -> RepairPl
 
 
 def _from(built: list[str], first: str, newest: str) -> list[str]:
-    """The days to build again, from the first that is there, and those that are missing after it; none without any."""
+    """Return the days from `first`, or from the first one built, to the newest; none if no day was ever built."""
     if not built:
         return []
     begin = max(first, built[0]) if first <= built[-1] else shift_ds(built[-1], 1)
@@ -111,13 +111,14 @@ def _from(built: list[str], first: str, newest: str) -> list[str]:
 
 
 def _lost_day_before(built: list[str], days: list[str]) -> bool:
-    """The retention has dropped the day that the first of the days was built on."""
+    """Whether retention has dropped the day that the first of these days was built on."""
     return bool(days) and shift_ds(days[0], -1) not in built
 
 
 def _count_affected(site: Site, raw_days: list[str], embedding_days: list[str]) -> tuple[int, int]:
-    """Users with actions on the raw days, and their embeddings on the embedding days; a bucket at a time."""
+    """Count the users with actions on the raw days, and their embeddings on the embedding days, bucket by bucket."""
     state = embedding_state(site)
+    days = [state.open_day(ds) for ds in embedding_days]
     files = [bucket_files(site, ds) for ds in raw_days]
     num_users = num_embeddings = 0
     for bucket in range(site.timelines.num_buckets):
@@ -126,7 +127,7 @@ def _count_affected(site: Site, raw_days: list[str], embedding_days: list[str]) 
             continue
         users = pa.chunked_array([chunk for column in ids for chunk in column.chunks]).unique()
         num_users += len(users)
-        for ds in embedding_days:
-            embedded = state.open_bucket(ds, bucket).to_table(columns=["user_id"])["user_id"]
+        for day in days:
+            embedded = day.open_bucket(bucket).to_table(columns=["user_id"])["user_id"]
             num_embeddings += pc.sum(pc.is_in(embedded, users)).as_py() or 0
     return num_users, num_embeddings

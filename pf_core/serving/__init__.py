@@ -1,4 +1,4 @@
-"""What services read: the pin index, the feature store, releases behind one pointer, and the client.
+"""What services read: the pin index, the store of users, releases, and the client.
 
 Read `client.py` first. May import embeddings and the shared floors, never the training wing.
 """

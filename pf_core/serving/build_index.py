@@ -1,17 +1,17 @@
-"""How a day's pin_index is made: pins are linked, and the index is judged before it is published.
+"""Builds a day's pin_index: links the pins, and judges the index before it is published.
 
-How far a search looks, `ef`, is not chosen but found: the smallest of a ladder at which users of the day's snapshot get
-what exact search gives them, up to the target. What is judged is what lies on disk. Graph files do not keep ef,
-`index.json` does. A graph depends on the pins and on how it is linked: days that share both share its files by hard
-links, and are only judged anew. In memory are as many shards as the engine has workers; one, while they are judged.
+The search width `ef` is measured, not configured: it is the smallest of a ladder at which users of the day's snapshot
+get what exact search gives them, up to the target. The files on disk are judged, not what is in memory. Graph files do
+not store ef; `index.json` does. A graph depends on the pins and on the linking parameters: days that share both share
+its files by hard links, and only the judgement is repeated. Memory holds as many shards as the engine has workers, and
+one shard while the index is judged.
 """
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import hnswlib
 import lance
@@ -23,62 +23,69 @@ from pf_core.embeddings.pins import nearest_scores, sample_users
 from pf_core.embeddings.tables import pin_embedding_state, snapshot_state
 from pf_core.embeddings.vectors import matrix_of
 from pf_core.engine.base import Engine
-from pf_core.engine.daily_state import Manifest
+from pf_core.engine.daily_state import open_dataset
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import bucket_of, digest_of
 from pf_core.metrics.exact_search import ROUNDING
-from pf_core.progress import report
+from pf_core.progress import Progress, Throttle, report
 from pf_core.serving.index import (
     DESCRIPTION,
     PINS,
     SPACE,
+    GraphManifest,
     Hits,
+    IndexInputs,
+    IndexManifest,
+    IndexQuality,
+    TriedEf,
+    index_days,
     index_dir,
     index_manifest,
+    index_root,
     load_shard,
     merge_hits,
+    require_index,
     search_shard,
     shard_path,
-    used,
+    used_shards,
 )
 from pf_core.storage.builds import MANIFEST, building, publish_build
-from pf_core.storage.files import link_or_copy, make_durable, read_json, remove_tree, write_file, write_json
+from pf_core.storage.files import link_or_copy, make_durable, remove_tree, write_file, write_json
 from pf_core.storage.locks import exclusive
 from pf_core.storage.retention import keep_newest, refuse_expired
 
 JUDGED_AT = 10
+"""Number of nearest pins by which the index is judged."""
 
 CHUNK_ROWS = 16_384
 
 REPORT_EVERY_S = 10.0
 
 
-def build_index_days(
-    site: Site, days: Sequence[str], *, engine: Engine, progress: Callable[[str], None]
-) -> Iterator[Manifest]:
+def build_index_days(site: Site, days: Sequence[str], *, engine: Engine, progress: Progress) -> Iterator[IndexManifest]:
     """Build, judge and publish the indexes of ascending days; yields each manifest."""
-    root, num_kept = index_dir(site, days[0]).parent, site.serving.index.retention_days
+    num_kept = site.serving.index.retention_days
     setting = "serving.index.retention_days"
-    refuse_expired("pin_index", days, existing=_published(root), num_days=num_kept, setting=setting)
-    with exclusive(root, "pin_index"):
+    refuse_expired("pin_index", days, existing=index_days(site), num_days=num_kept, setting=setting)
+    with exclusive(index_root(site), "pin_index"):
         for ds in days:
             manifest = _build_day(site, ds, engine, progress)
-            _retain(root, num_kept)
+            _retain(site, num_kept)
             yield manifest
 
 
-def _build_day(site: Site, ds: str, engine: Engine, progress: Callable[[str], None]) -> Manifest:
+def _build_day(site: Site, ds: str, engine: Engine, progress: Progress) -> IndexManifest:
     config = site.serving.index
     pins, snapshot = pin_embedding_state(site).require(ds), snapshot_state(site).require(ds)
     if pins["model_version"] != snapshot["model_version"]:
         raise PipelineError(
             f"pin_embeddings {ds} is of model {pins['model_version']}, user_embedding_snapshot {ds} of model "
-            f"{snapshot['model_version']}: their vectors cannot be compared. Embed the pins by the users' model: "
-            f"{materialize_command('pin_embeddings', ds)}"
+            f"{snapshot['model_version']}: their vectors cannot be compared",
+            f"embed the pins with the users' model: {materialize_command('pin_embeddings', ds)}",
         )
-    inputs = {
+    inputs: IndexInputs = {
         "pin_embeddings": pins["digest"],
-        "snapshot": snapshot["digest"],  # its users judge
+        "snapshot": snapshot["digest"],
         "parameters": config.model_dump(exclude={"retention_days"}),
     }
     known = index_manifest(site, ds)
@@ -89,8 +96,8 @@ def _build_day(site: Site, ds: str, engine: Engine, progress: Callable[[str], No
     graph = digest_of({"pin_embeddings": pins["digest"], **linking})
     started = time.monotonic()
     with building(index_dir(site, ds)) as build:
-        pins_of_shard = _share_graph(build, graph, progress) or _write_graph(site, ds, build, engine, progress)
-        manifest: Manifest = {
+        pins_of_shard = _share_graph(site, build, graph, progress) or _write_graph(site, ds, build, engine, progress)
+        linked: GraphManifest = {
             "ds": ds,
             "build": build.name,
             "model_version": pins["model_version"],
@@ -99,12 +106,14 @@ def _build_day(site: Site, ds: str, engine: Engine, progress: Callable[[str], No
             "inputs": inputs,
             "graph": graph,
             "space": SPACE,
-            **linking,
+            "links": config.links,
+            "ef_construction": config.ef_construction,
+            "num_shards": config.num_shards,
             "pins_of_shard": pins_of_shard,
             "counts": {"pins": sum(pins_of_shard)},
         }
-        manifest |= _find_ef(site, ds, build, manifest, progress)
-        manifest["seconds"] = time.monotonic() - started
+        judgement = _find_ef(site, ds, build, linked, progress)
+        manifest: IndexManifest = {**linked, **judgement, "seconds": time.monotonic() - started}
         write_json(build / DESCRIPTION, manifest)
         make_durable(build)
     publish_build(build, manifest)
@@ -115,14 +124,10 @@ def _build_day(site: Site, ds: str, engine: Engine, progress: Callable[[str], No
     return manifest
 
 
-def _published(root: Path) -> list[str]:
-    return sorted(path.parent.name for path in root.glob(f"????-??-??/{MANIFEST}"))
-
-
-def _retain(root: Path, num_days: int) -> None:
-    """Remove all but the newest days, and what builds that never were published left behind."""
-    keep_newest([root / ds for ds in _published(root)], num_days, description=MANIFEST)
-    for partition in root.glob("????-??-??"):
+def _retain(site: Site, num_days: int) -> None:
+    """Remove all but the newest days, and builds that were never published."""
+    keep_newest([index_dir(site, ds) for ds in index_days(site)], num_days, description=MANIFEST)
+    for partition in index_root(site).glob("????-??-??"):
         if not (partition / MANIFEST).exists():
             remove_tree(partition)
 
@@ -130,38 +135,56 @@ def _retain(root: Path, num_days: int) -> None:
 # Graphs
 
 
-def _share_graph(build: Path, graph: str, progress: Callable[[str], None]) -> list[int] | None:
-    """Take over the files of a published day with the same graph; its pins by shard, or None if there is none."""
-    root = build.parent.parent
-    for ds in reversed(_published(root)):
-        known = read_json(root / ds / MANIFEST)
+def _share_graph(site: Site, build: Path, graph: str, progress: Progress) -> list[int] | None:
+    """Link the files of a published day with the same graph; returns its pins by shard, or None."""
+    for ds in reversed(index_days(site)):
+        known, folder = require_index(site, ds)
         if known["graph"] == graph:
-            for name in (PINS, *(shard_path(build, number).name for number in used(known))):
-                link_or_copy(root / ds / known["build"] / name, build / name)
-            progress(f"pin_index {build.parent.name}: the pins are those of {ds}, and so is the graph")
-            return list(known["pins_of_shard"])
+            for name in (PINS, *(shard_path(build, number).name for number in used_shards(known["pins_of_shard"]))):
+                link_or_copy(folder / name, build / name)
+            progress(f"pin_index {build.parent.name}: the pins are those of {ds}, so its graph is used")
+            return known["pins_of_shard"]
     return None
 
 
 @dataclass(frozen=True)
 class _ShardTask:
-    site: Site
     ds: str
+    dataset: Path
+    """Lance dataset of pin_embeddings, which holds the pins of all shards."""
+    version: int
+    """Lance version of the dataset as of the day."""
     number: int
+    num_shards: int
     num_pins: int
+    links: int
+    ef_construction: int
     path: Path
+    """File that the graph is written to."""
     num_threads: int
 
 
-def _write_graph(site: Site, ds: str, build: Path, engine: Engine, progress: Callable[[str], None]) -> list[int]:
-    """Link the pins of every shard, as many shards at a time as the engine has workers; returns how many each has."""
-    config, dataset = site.serving.index, pin_embedding_state(site).open_bucket(ds, 0)
-    shard_N = _write_pins(dataset, build / PINS, config.num_shards)
+def _write_graph(site: Site, ds: str, build: Path, engine: Engine, progress: Progress) -> list[int]:
+    """Link the pins of every shard, as many shards at a time as the engine has workers; returns the pins by shard."""
+    config, state = site.serving.index, pin_embedding_state(site)
+    source, version = state.bucket_path(0), state.require(ds)["versions"][0]
+    shard_N = _write_pins(open_dataset(source, version=version), build / PINS, config.num_shards)
     pins_of_shard = np.bincount(shard_N, minlength=config.num_shards).tolist()
-    shards = used({"pins_of_shard": pins_of_shard})
-    num_threads = max(1, (os.cpu_count() or 1) // min(engine.num_workers, len(shards)))
+    shards = used_shards(pins_of_shard)
     tasks = [
-        _ShardTask(site, ds, number, pins_of_shard[number], shard_path(build, number), num_threads) for number in shards
+        _ShardTask(
+            ds=ds,
+            dataset=source,
+            version=version,
+            number=number,
+            num_shards=config.num_shards,
+            num_pins=pins_of_shard[number],
+            links=config.links,
+            ef_construction=config.ef_construction,
+            path=shard_path(build, number),
+            num_threads=max(1, (os.cpu_count() or 1) // min(engine.num_workers, len(shards))),
+        )
+        for number in shards
     ]
     for done, _ in enumerate(engine.map_buckets(_link_shard, tasks, progress), start=1):
         if len(tasks) > 1:
@@ -170,24 +193,27 @@ def _write_graph(site: Site, ds: str, build: Path, engine: Engine, progress: Cal
 
 
 def _link_shard(task: _ShardTask) -> None:
-    """One graph, of the pins whose ids hash to it."""
-    config, dataset = task.site.serving.index, pin_embedding_state(task.site).open_bucket(task.ds, 0)
+    """Write the graph of the pins whose ids hash to one shard."""
+    dataset = open_dataset(task.dataset, version=task.version)
     graph = hnswlib.Index(space=SPACE, dim=dataset.schema.field("embedding").type.list_size)
-    graph.init_index(task.num_pins, M=config.links, ef_construction=config.ef_construction)
+    graph.init_index(task.num_pins, M=task.links, ef_construction=task.ef_construction)
     graph.set_num_threads(task.num_threads)
-    first, started = 0, time.monotonic()
-    told = started
+    started = time.monotonic()
+
+    def rate() -> str:
+        num_linked = graph.get_current_count()
+        return (
+            f"pin_index {task.ds}, shard {task.number}: {num_linked:,} of {task.num_pins:,} pins linked, "
+            f"{num_linked / (time.monotonic() - started):,.0f} a second"
+        )
+
+    first, throttle = 0, Throttle(report, every_s=REPORT_EVERY_S)
     for batch in dataset.to_batches(columns=["pin_id", "embedding"], batch_size=CHUNK_ROWS):
-        mine = np.flatnonzero(bucket_of(batch["pin_id"], config.num_shards) == task.number)
+        mine = np.flatnonzero(bucket_of(batch["pin_id"], task.num_shards) == task.number)
         vector_CD = matrix_of(batch["embedding"].take(pa.array(mine))).astype(np.float32)
         graph.add_items(vector_CD, first + mine)
         first += batch.num_rows
-        if time.monotonic() - told > REPORT_EVERY_S:
-            told, num_linked = time.monotonic(), graph.get_current_count()
-            report(
-                f"pin_index {task.ds}, shard {task.number}: {num_linked:,} of {task.num_pins:,} pins linked, "
-                f"{num_linked / (told - started):,.0f} a second"
-            )
+        throttle(rate)
     with write_file(task.path) as path:
         graph.save_index(str(path))
 
@@ -206,17 +232,17 @@ def _write_pins(dataset: lance.LanceDataset, path: Path, num_shards: int) -> np.
 # Judging
 
 
-def _find_ef(site: Site, ds: str, build: Path, manifest: Manifest, progress: Callable[[str], None]) -> dict[str, Any]:
-    """The smallest ef that reaches the target, and what was found on the way."""
-    config = site.serving.index
+def _find_ef(site: Site, ds: str, build: Path, linked: GraphManifest, progress: Progress) -> IndexQuality:
+    """Find the smallest ef that reaches the target; returns it with what was measured on the way."""
+    config, shards = site.serving.index, used_shards(linked["pins_of_shard"])
     users_UD = sample_users(site, ds, config.sample_users)
-    k = min(JUDGED_AT, sum(manifest["pins_of_shard"]))
+    k = min(JUDGED_AT, linked["counts"]["pins"])
     least_U1 = nearest_scores(site, ds, users_UD, k)[:, -1:]
-    tried: list[dict[str, float]] = []
+    tried: list[TriedEf] = []
     for ef in _ladder(config.max_ef):
-        timed = [_search_from_disk(build, manifest, number, ef, users_UD, k) for number in used(manifest)]
+        timed = [_search_from_disk(build, linked, number, ef, users_UD, k) for number in shards]
         score_UK = merge_hits([hits for hits, _ in timed], k)[1]
-        recall = float((score_UK >= least_U1 - ROUNDING).mean())  # by score: which of several equal pins is no matter
+        recall = float((score_UK >= least_U1 - ROUNDING).mean())  # by score, so that equal pins are interchangeable
         queries_per_s = len(users_UD) / sum(seconds for _, seconds in timed)
         tried.append({"ef": ef, "recall_at_10": recall, "queries_per_s": queries_per_s})
         progress(f"pin_index {ds}: ef {ef} finds {recall:.4f} of what exact search finds for {len(users_UD):,} users")
@@ -224,21 +250,22 @@ def _find_ef(site: Site, ds: str, build: Path, manifest: Manifest, progress: Cal
             return {"ef": ef, "recall_at_10": recall, "judged_users": len(users_UD), "ef_tried": tried}
     raise PipelineError(
         f"pin_index {ds}: even ef {config.max_ef} finds {recall:.4f} of what exact search finds, less than "
-        f"target_recall {config.target_recall}; nothing was published. Raise max_ef, or for a better graph links (now "
-        f"{config.links}) and ef_construction (now {config.ef_construction}), under serving.index in the site file"
+        f"target_recall {config.target_recall}; nothing was published",
+        f"raise max_ef, or for a better graph links (now {config.links}) and ef_construction (now "
+        f"{config.ef_construction}), under serving.index in the site file",
     )
 
 
 def _search_from_disk(
-    build: Path, manifest: Manifest, number: int, ef: int, users_UD: np.ndarray, k: int
+    build: Path, linked: GraphManifest, number: int, ef: int, users_UD: np.ndarray, k: int
 ) -> tuple[Hits, float]:
-    """What one shard finds, and how long it searched; the shard leaves memory."""
-    graph = load_shard(build, manifest, number, ef=ef)
+    """Search one shard, which is loaded for it; returns the hits and the seconds of the search alone."""
+    graph = load_shard(build, linked, number, ef=ef)
     started = time.perf_counter()
     return search_shard(graph, users_UD, k), time.perf_counter() - started
 
 
 def _ladder(max_ef: int) -> list[int]:
-    """10, 16, 24, 32, 48, 64, 96, … and max_ef."""
+    """Return 10, 16, 24, 32, 48, 64, 96, … and max_ef."""
     steps = [step for power in range(4, max_ef.bit_length()) for step in (2**power, 3 * 2 ** (power - 1))]
     return [step for step in (JUDGED_AT, *steps) if step < max_ef] + [max_ef]

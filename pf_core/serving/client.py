@@ -1,12 +1,15 @@
-"""For a service: look users up and recommend pins, always from one release.
+"""The client for services: looks up users and recommends pins, always from one release.
 
-    serving = Serving(site)              # one in each process (make it after forking), shared by its threads
-    release = serving.release()          # one for each request: whatever it gives belongs together
+    serving = Serving(site)              # one for each process (create it after forking), shared by its threads
+    release = serving.release()          # one for each request: all its results belong together
     hits = release.recommend(user_id, k=10)
 
-`release()` looks at the pointer file's stamp, and opens what the pointer names when that has changed. A Release stays
-usable as long as somebody has it, whatever is published meanwhile: it holds a lock by which its folder stays. Ids that
-a release does not have are an UnknownIdError: for a user, mostly one who came after the release was made.
+`release()` compares the stamp of current.json, and opens the release that it names when the stamp has changed. A
+Release stays usable as long as it is referenced, whatever is published meanwhile: it holds a lock that keeps its
+folder. Ids that a release does not have raise UnknownIdError: for a user, mostly one who came after the release was
+made.
+
+This module and what it imports need the base installation only: no torch, DuckDB, SciPy or Lance.
 """
 
 import os
@@ -21,44 +24,51 @@ import numpy as np
 import pyarrow as pa
 
 from pf_core.config.site import Site
-from pf_core.engine.daily_state import Manifest
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.schemas import IdType, id_arrow_type
 from pf_core.serving.index import PinIndex
-from pf_core.serving.releases import DESCRIPTION, hold, pointer_path, read_pointer, release_root, store_of
+from pf_core.serving.releases import (
+    ReleaseManifest,
+    current_file,
+    lock_for_reading,
+    read_published,
+    read_release,
+    release_root,
+    store_of,
+)
 from pf_core.serving.store import Lookup
-from pf_core.storage.files import etag_of, is_remote, read_json
+from pf_core.storage.files import etag_of, is_remote
 
 Id = int | str
 
 Stamp = tuple[int, int, int] | str
-
+"""Changes whenever current.json is replaced: inode, time and size of the file, or the ETag of the object."""
 
 LOOK_EVERY_S = 5.0
-"""At a pointer in object storage."""
+"""Time between two looks at a current.json in object storage."""
 
 
 class UnknownIdError(PipelineError):
-    """A user or pin that is not in the release."""
+    """A user or pin is not in the release."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hit:
     pin_id: Id
     score: float
-    """Inner product of unit vectors: 1 is the same direction."""
+    """Inner product of unit vectors: 1 means the same direction."""
     interest: str
 
 
 class Release:
-    """One day's users and pins, of one model. Threads may share it."""
+    """The users and pins of one day, embedded by one model. Thread-safe."""
 
     def __init__(self, site: Site, folder: Path) -> None:
-        """FileNotFoundError if the release has been removed."""
-        descriptor = hold(folder)
+        """Raises FileNotFoundError if the release has been removed."""
+        descriptor = lock_for_reading(folder)
         if descriptor is not None:
             weakref.finalize(self, os.close, descriptor).atexit = False
-        self.manifest: Manifest = read_json(folder / DESCRIPTION)
+        self.manifest: ReleaseManifest = read_release(folder)
         self._store = store_of(site, folder, self.manifest)
         self._index_folder = folder / "index"
         self._index: PinIndex | None = None
@@ -66,34 +76,34 @@ class Release:
 
     @property
     def index(self) -> PinIndex:
-        """The pins; opened by the first who asks."""
+        """The pins; opened when they are first used."""
         with self._lock:
             if self._index is None:
                 self._index = PinIndex.open(self._index_folder)
             return self._index
 
     def look_up(self, user_ids: Sequence[Id] | pa.Array) -> Lookup:
-        """Embeddings and the days on which they were computed."""
+        """Return the users' embeddings and the days on which they were computed."""
         return self._store.get(_ids(user_ids, self.manifest["user_id"]))
 
     def embeddings(self, user_ids: Sequence[Id] | pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """(float32 [N, D], bool [N]): a user who is not in the release has NaN, and False."""
+        """Return (float32 [N, D], bool [N]): NaN and False for a user who is not in the release."""
         found = self.look_up(user_ids)
         return found.vectors_ND, found.found_N
 
     def computed_ds(self, user_ids: Sequence[Id] | pa.Array) -> list[str | None]:
-        """The days on which the users' embeddings were computed; None for a user who is not in the release."""
+        """Return the days on which the users' embeddings were computed; None for a user who is not in the release."""
         return self.look_up(user_ids).computed_ds()
 
     def recommend(self, user_id: Id, k: int = 10) -> list[Hit]:
-        """The pins nearest to a user, best first."""
+        """Return the pins nearest to a user, best first."""
         vectors, is_found = self.embeddings([user_id])
         if not is_found[0]:
             raise UnknownIdError(f"user {user_id!r} is not in release {self.manifest['release']}")
         return self.search(vectors, k)[0]
 
     def similar(self, pin_id: Id, k: int = 10) -> list[Hit]:
-        """The pins nearest to a pin, best first, without itself."""
+        """Return the pins nearest to a pin, best first, without the pin itself."""
         row = self.index.row_of(pin_id)
         if row is None:
             raise UnknownIdError(f"pin {pin_id!r} is not in the index of release {self.manifest['release']}")
@@ -101,7 +111,7 @@ class Release:
         return [hit for hit in hits if hit.pin_id != pin_id][:k]
 
     def search(self, vectors_BD: np.ndarray, k: int = 10) -> list[list[Hit]]:
-        """The pins nearest to each vector, best first."""
+        """Return the pins nearest to each vector, best first."""
         index = self.index
         label_BK, score_BK = index.search(vectors_BD, k)
         return [
@@ -114,7 +124,7 @@ class Release:
 
 
 def _ids(values: Sequence[Id] | pa.Array, id_type: IdType) -> pa.Array:
-    """Nothing is converted: 1.5 and "1" are not the user 1."""
+    """Return the ids as an array of the site's id type, without conversion: 1.5 and "1" are not the user 1."""
     is_right = pa.types.is_integer if id_type == "int" else pa.types.is_string
     try:
         ids = values if isinstance(values, pa.Array) else pa.array(values)
@@ -129,18 +139,19 @@ def _ids(values: Sequence[Id] | pa.Array, id_type: IdType) -> pa.Array:
 
 
 class Serving:
-    """The current release of a site, whenever it is asked for."""
+    """Opens the current release of a site."""
 
     def __init__(self, site: Site) -> None:
-        self._site, self._pointer = site, pointer_path(site)
-        self._file = None if is_remote(self._pointer) else os.fspath(self._pointer)
+        self._site, self._current_file = site, current_file(site)
+        self._local_path = None if is_remote(self._current_file) else os.fspath(self._current_file)
         self._looked: tuple[float, Stamp] | None = None
         self._lock = threading.Lock()
         self._opened: tuple[Stamp, Release] | None = None
 
     def release(self) -> Release:
+        """Return the current release; opens it if it is another one than at the last call."""
         stamp = self._stamp()
-        opened = self._opened  # a stamp and its release change together
+        opened = self._opened  # read once: another thread may replace the pair
         if opened is None or opened[0] != stamp:
             with self._lock:
                 opened = self._reopened()
@@ -149,12 +160,13 @@ class Serving:
     def _reopened(self) -> tuple[Stamp, Release]:
         while True:
             stamp = self._stamp()
-            if self._opened is not None and self._opened[0] == stamp:  # another thread was faster
+            if self._opened is not None and self._opened[0] == stamp:  # another thread has opened it
                 return self._opened
-            current = read_pointer(self._site).current
+            current = read_published(self._site).current
             assert current is not None
             is_same = self._opened is not None and self._opened[1].manifest["release"] == current
-            if self._opened is not None and is_same and self._file is not None:  # a copy may be of before a deletion
+            if self._opened is not None and is_same and self._local_path is not None:
+                # a release in object storage is opened again: the local copy may still have deleted users
                 self._opened = stamp, self._opened[1]
                 return self._opened
             try:
@@ -162,26 +174,26 @@ class Serving:
             except FileNotFoundError:
                 if stamp == self._stamp():
                     raise PipelineError(
-                        f"the current release {current} is gone: publish again, or go back with: pf rollback"
+                        f"the current release {current} is gone", "publish again, or go back with: pf rollback"
                     ) from None
-                continue  # it was replaced and removed between reading the pointer and opening it
+                continue  # it was replaced and removed after current.json was read
             self._opened = stamp, release
             return self._opened
 
     def _stamp(self) -> Stamp:
-        """Of the pointer file: it is always replaced, never written over."""
-        if self._file is None:
+        """Return the stamp of current.json, which is always replaced, never written in place."""
+        if self._local_path is None:
             return self._remote_stamp()
         try:
-            status = os.stat(self._file)  # noqa: PTH116 (on every request: a Path costs more than the call)
+            status = os.stat(self._local_path)  # noqa: PTH116 (on every request: a Path costs more than the call)
         except FileNotFoundError:
             raise self._no_release() from None
         return status.st_ino, status.st_mtime_ns, status.st_size
 
     def _remote_stamp(self) -> Stamp:
-        """Not on every request."""
+        """Return the ETag, read at most every LOOK_EVERY_S seconds: a request must not wait for object storage."""
         if self._looked is None or time.monotonic() - self._looked[0] > LOOK_EVERY_S:
-            etag = etag_of(self._pointer)
+            etag = etag_of(self._current_file)
             if etag is None:
                 raise self._no_release()
             self._looked = time.monotonic(), etag
@@ -189,5 +201,5 @@ class Serving:
 
     def _no_release(self) -> PipelineError:
         return PipelineError(
-            f"site {self._site.name} has no release yet; publish one with: {materialize_command('release', 'DAY')}"
+            f"site {self._site.name} has no release yet", f"publish one with: {materialize_command('release', 'DAY')}"
         )

@@ -1,8 +1,7 @@
-"""A day's embeddings as Parquet: one file a bucket, for readers who do not speak Lance."""
+"""Exports a day's embeddings as Parquet, one file for each bucket, for tools that do not read Lance."""
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -12,17 +11,18 @@ import pyarrow.parquet as pq
 from pf_core.config.site import Site
 from pf_core.embeddings.tables import pin_embedding_state, snapshot_state
 from pf_core.errors import PipelineError
+from pf_core.progress import Progress
 
 BATCH_ROWS = 65_536
 
 
 def export_embeddings(
-    site: Site, what: Literal["users", "pins"], out: Path, *, ds: str | None, progress: Callable[[str], None]
+    site: Site, what: Literal["users", "pins"], out: Path, *, ds: str | None, progress: Progress
 ) -> int:
-    """Write the day (by default the newest) into a new folder, which appears when it is whole; returns the rows."""
+    """Write a day (by default the newest) into a new folder, which appears when it is complete; returns the rows."""
     state = snapshot_state(site) if what == "users" else pin_embedding_state(site)
     if out.exists():
-        raise PipelineError(f"{out} exists already: name a new folder")
+        raise PipelineError(f"{out} exists already", "name a new folder")
     ds = ds or next(reversed(state.days()), None)
     if ds is None:
         raise PipelineError(f"{state.asset} has no day yet")

@@ -1,8 +1,9 @@
-"""pin_index: a day's candidates in a graph that finds the pins nearest to a user (HNSW; paper, section 3.6).
+"""pin_index: a day's candidate pins in an HNSW graph, which finds the pins nearest to a user (paper, section 3.6).
 
-A build is a folder with `pins.arrow` (pin_id and interest, by pin_id), a graph for each shard that has pins
-(`shard-00000.hnsw`), and `index.json`. A pin's label is its row in pins.arrow, its shard the hash of its id. Here is
-how it is read and searched; `index_build` makes it. A service holds the shards that it has searched.
+A build is a folder with `pins.arrow` (pin_id and interest, sorted by pin_id), one graph for each shard that has pins
+(`shard-00000.hnsw`), and `index.json`, its manifest. A pin's label is its row in pins.arrow; its shard is the hash of
+its id. This module reads and searches an index, `build_index.py` makes it. A service keeps the shards that it has
+searched in memory.
 """
 
 import bisect
@@ -10,14 +11,13 @@ import contextlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import hnswlib
 import numpy as np
 import pyarrow as pa
 
 from pf_core.config.site import Site
-from pf_core.engine.daily_state import Manifest
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import bucket_of
 from pf_core.storage.arrays import read_arrow
@@ -30,21 +30,80 @@ DESCRIPTION = "index.json"
 PINS = "pins.arrow"
 
 SPACE = "ip"
+"""hnswlib's name for the inner product."""
 
 SCORED_ROWS = 1024
-"""Pins that are compared at a time where the graph is not asked."""
+"""Number of pins that are scored at a time where all of them are scored without the graph."""
 
 Hits = tuple[np.ndarray, np.ndarray]
 """label_BK (int64) and score_BK (float32), best first."""
+
+
+# Manifests
+
+
+class IndexInputs(TypedDict):
+    pin_embeddings: str
+    """Digest of the day's pin_embeddings."""
+    snapshot: str
+    """Digest of the day's user_embedding_snapshot, whose users judge the index."""
+    parameters: dict[str, Any]
+
+
+class IndexCounts(TypedDict):
+    pins: int
+
+
+class TriedEf(TypedDict):
+    ef: int
+    recall_at_10: float
+    queries_per_s: float
+
+
+class GraphManifest(TypedDict):
+    """What is known of an index when its pins are linked, before it is judged."""
+
+    ds: str
+    build: str
+    """Name of the build's folder in the partition."""
+    model_version: str
+    embedding_dim: int
+    digest: str
+    inputs: IndexInputs
+    graph: str
+    """Digest of the pins and of the linking parameters; days with the same one share their graph files."""
+    space: str
+    links: int
+    ef_construction: int
+    num_shards: int
+    pins_of_shard: list[int]
+    counts: IndexCounts
+
+
+class IndexQuality(TypedDict):
+    """What was measured when the index was judged."""
+
+    ef: int
+    """Number of candidates that a search keeps; the smallest one tried that reaches the target."""
+    recall_at_10: float
+    judged_users: int
+    """Number of users whose results were compared with exact search."""
+    ef_tried: list[TriedEf]
+
+
+class IndexManifest(GraphManifest, IndexQuality):
+    """Content of `index.json` and of the partition's manifest."""
+
+    seconds: float
 
 
 # Searching
 
 
 class PinIndex:
-    """The pins nearest to a vector, by inner product. Threads may share it; shards are loaded when they are needed."""
+    """Finds the pins nearest to a vector, by inner product. Thread-safe; loads a shard when it is first searched."""
 
-    def __init__(self, folder: Path, description: Manifest) -> None:
+    def __init__(self, folder: Path, description: IndexManifest) -> None:
         pins = read_arrow(fetched(folder / PINS))
         self.folder, self.description = folder, description
         self.pin_ids: pa.ChunkedArray = pins["pin_id"]
@@ -54,27 +113,28 @@ class PinIndex:
 
     @classmethod
     def open(cls, folder: Path) -> "PinIndex":
-        """The index of a build's folder, or of a copy of it."""
+        """Open the index in a build's folder, or in a copy of one."""
         if not (folder / DESCRIPTION).is_file():
-            raise PipelineError(f"no pin index in {folder}: materialize pin_index first")
+            raise PipelineError(f"no pin index in {folder}", f"make it with: {materialize_command('pin_index', 'DAY')}")
         return cls(folder, read_json(folder / DESCRIPTION))
 
     def __len__(self) -> int:
         return len(self.pin_ids)
 
     def search(self, vectors_BD: np.ndarray, k: int) -> Hits:
-        """The k pins with the largest score for each vector: labels and scores, best first, ties by label.
+        """Return the labels and scores of the k pins with the largest score for each vector, best first, ties by label.
 
-        An index of fewer than k pins gives all of them.
+        An index of fewer than k pins returns all of them.
         """
         vectors_BD = np.ascontiguousarray(vectors_BD, np.float32)
         dim = self.description["embedding_dim"]
         if vectors_BD.ndim != 2 or vectors_BD.shape[1] != dim:
             raise ValueError(f"vectors of shape {vectors_BD.shape}: the index has rows of {dim}")
-        return merge_hits([search_shard(self._shard(number), vectors_BD, k) for number in used(self.description)], k)
+        shards = used_shards(self.description["pins_of_shard"])
+        return merge_hits([search_shard(self._shard(number), vectors_BD, k) for number in shards], k)
 
     def vectors(self, labels: np.ndarray) -> np.ndarray:
-        """The embeddings of pins by label, float32."""
+        """Return the embeddings of the pins with these labels, float32."""
         labels = np.asarray(labels, np.int64)
         shard_N = bucket_of(self.pin_ids.take(pa.array(labels)), self.description["num_shards"])
         vectors = np.empty((len(labels), self.description["embedding_dim"]), np.float32)
@@ -84,7 +144,7 @@ class PinIndex:
         return vectors
 
     def row_of(self, pin_id: int | str) -> int | None:
-        """The label of a pin; None if it is not in the index."""
+        """Return the label of a pin, or None if it is not in the index."""
         row = bisect.bisect_left(range(len(self)), pin_id, key=lambda label: self.pin_ids[label].as_py())
         return row if row < len(self) and self.pin_ids[row].as_py() == pin_id else None
 
@@ -96,22 +156,22 @@ class PinIndex:
 
 
 def search_shard(graph: Any, vectors_BD: np.ndarray, k: int) -> Hits:
-    """What one graph finds. One that a search would visit nearly whole is compared pin by pin instead."""
+    """Search one graph. If a search would visit nearly all of its pins, score all of them instead."""
     if graph.get_current_count() > max(graph.ef, k):
-        with contextlib.suppress(RuntimeError):  # its only sign that fewer than k pins can be reached from the entry
+        with contextlib.suppress(RuntimeError):  # hnswlib's only sign that fewer than k pins can be reached
             label_BK, distance_BK = graph.knn_query(vectors_BD, k=k)
             return label_BK.astype(np.int64), 1 - distance_BK
-    return _search_whole(graph, vectors_BD, k)
+    return _score_all(graph, vectors_BD, k)
 
 
 def merge_hits(parts: Sequence[Hits], k: int) -> Hits:
-    """The k best of several results: by score, ties by label."""
+    """Return the k best of several results: by score, ties by label."""
     label, score = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
     order = np.lexsort((label, -score))[:, :k]
     return np.take_along_axis(label, order, 1), np.take_along_axis(score, order, 1)
 
 
-def _search_whole(graph: Any, vectors_BD: np.ndarray, k: int) -> Hits:
+def _score_all(graph: Any, vectors_BD: np.ndarray, k: int) -> Hits:
     labels = np.array(graph.get_ids_list(), np.int64)
     best = np.empty((len(vectors_BD), 0), np.int64), np.empty((len(vectors_BD), 0), np.float32)
     for start in range(0, len(labels), SCORED_ROWS):
@@ -121,24 +181,29 @@ def _search_whole(graph: Any, vectors_BD: np.ndarray, k: int) -> Hits:
     return best
 
 
-def used(description: Manifest) -> list[int]:
-    """Shards that have pins; the others have no file."""
-    return [number for number, num_pins in enumerate(description["pins_of_shard"]) if num_pins]
+def used_shards(pins_of_shard: Sequence[int]) -> list[int]:
+    """Return the numbers of the shards that have pins; the others have no file."""
+    return [number for number, num_pins in enumerate(pins_of_shard) if num_pins]
 
 
 def shard_path(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}.hnsw"
 
 
-def load_shard(folder: Path, description: Manifest, number: int, *, ef: int) -> Any:
+def load_shard(folder: Path, description: GraphManifest, number: int, *, ef: int) -> Any:
     path = shard_path(folder, number)
     graph = hnswlib.Index(space=SPACE, dim=description["embedding_dim"])
     try:
         graph.load_index(str(fetched(path)))
     except RuntimeError as error:
-        raise PipelineError(f"{path} cannot be read ({error}): is the disk full? Then re-run pin_index") from error
-    if graph.get_current_count() != description["pins_of_shard"][number]:
-        raise PipelineError(f"{path} has {graph.get_current_count():,} pins, {DESCRIPTION} says otherwise")
+        raise PipelineError(
+            f"{path} cannot be read ({error})", "check that the disk is not full, then re-run pin_index"
+        ) from error
+    expected = description["pins_of_shard"][number]
+    if graph.get_current_count() != expected:
+        raise PipelineError(
+            f"{path} has {graph.get_current_count():,} pins, but {DESCRIPTION} has {expected:,}", "re-run pin_index"
+        )
     graph.set_ef(ef)
     return graph
 
@@ -146,19 +211,28 @@ def load_shard(folder: Path, description: Manifest, number: int, *, ef: int) -> 
 # Partitions
 
 
-def index_manifest(site: Site, ds: str) -> Manifest | None:
+def index_root(site: Site) -> Path:
+    return site.directory / "pin_index"
+
+
+def index_dir(site: Site, ds: str) -> Path:
+    """Folder of a partition of pin_index: numbered builds and a manifest."""
+    return index_root(site) / ds
+
+
+def index_days(site: Site) -> list[str]:
+    """Days of pin_index that are published, ascending."""
+    return sorted(path.parent.name for path in index_root(site).glob(f"????-??-??/{MANIFEST}"))
+
+
+def index_manifest(site: Site, ds: str) -> IndexManifest | None:
     path = index_dir(site, ds) / MANIFEST
     return read_json(path) if path.exists() else None
 
 
-def require_index(site: Site, ds: str) -> tuple[Manifest, Path]:
-    """A day's manifest and the folder of its build."""
+def require_index(site: Site, ds: str) -> tuple[IndexManifest, Path]:
+    """Return a day's manifest and the folder of its build."""
     manifest = index_manifest(site, ds)
     if manifest is None:
-        raise PipelineError(f"pin_index has no partition {ds}; make it with: {materialize_command('pin_index', ds)}")
+        raise PipelineError(f"pin_index has no partition {ds}", f"make it with: {materialize_command('pin_index', ds)}")
     return manifest, index_dir(site, ds) / manifest["build"]
-
-
-def index_dir(site: Site, ds: str) -> Path:
-    """A partition of pin_index: numbered builds and a manifest."""
-    return site.directory / "pin_index" / ds

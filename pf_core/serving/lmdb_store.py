@@ -1,13 +1,9 @@
-"""The feature store of a release: user id → (embedding, the day on which it was computed), as services look it up.
+"""The feature store for one machine: LMDB, one memory-mapped file.
 
-A value is the day (little-endian int32, days since 1970) and the embedding's float16 bytes: what the snapshot has, to
-the bit. A store is built once, aside, by the release that owns it, and read from then on; all that ever changes it is
-that a forgotten user is deleted.
-
-Here is the store on one machine, LMDB: one file, memory-mapped. A key is the user's bucket and id, encoded so that
-bytes sort as ids do; buckets come in order, so every put is an append: no page is ever split, and the file is as small
-as it can be. Readers take part in LMDB's locks, so a deletion is safe while they read: each sees the store before it
-or after it. `redis_store.py` has the store for many machines.
+A key is the user's bucket and id, encoded so that bytes sort as ids do. Buckets are written in order, so every put is
+an append: no page is split, and the file has its smallest size. One process writes; a thread prepares the next
+transaction meanwhile. Readers take part in LMDB's locks, so a deletion is safe while they read: each of them sees the
+store before it or after it.
 """
 
 import hashlib
@@ -16,8 +12,9 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import lmdb
 import numpy as np
@@ -25,38 +22,33 @@ import pyarrow as pa
 
 from pf_core.errors import PipelineError
 from pf_core.hashing import bucket_of
-from pf_core.serving.store import DAY_BYTES, Lookup, Values, decode_values, one_ahead
+from pf_core.serving.store import DAY_BYTES, Lookup, Values, decode_values
 from pf_core.storage.cache import fetched
 from pf_core.storage.files import is_remote, remove_tree, scratch_dir, upload
 
 MAX_KEY_BYTES = 511
-"""LMDB's limit."""
+"""LMDB's limit for the length of a key."""
 
 MAX_READERS = 4096
-"""Reads that may go on at the same time, over all processes; LMDB's own default is 126."""
+"""Number of simultaneous read transactions over all processes; LMDB's default is 126."""
 
 COMMIT_BYTES = 8 << 20
-"""Of values in one LMDB transaction: what is held beside the bucket."""
+"""Size of the values in one LMDB transaction, which are in memory together with their bucket."""
 
 DATA = "data.mdb"
 """LMDB's name for its file."""
 
-
-def _portions(order: np.ndarray, value_bytes: int) -> Iterator[np.ndarray]:
-    """The row numbers, COMMIT_BYTES of values at a time."""
-    step = max(1, COMMIT_BYTES // value_bytes)
-    for start in range(0, len(order), step):
-        yield order[start : start + step]
+Item = TypeVar("Item")
 
 
-# LMDB
+# Keys
 
 
-def _lmdb_keys(ids: pa.Array | pa.ChunkedArray, bucket: np.ndarray) -> np.ndarray:
-    """Bucket (big-endian), then the id: an int64 big-endian with its sign bit flipped, or UTF-8.
+def _keys(ids: pa.Array | pa.ChunkedArray, bucket: np.ndarray) -> np.ndarray:
+    """Return the key of each user: the bucket (big-endian), then the id (int64 big-endian, sign bit flipped, or UTF-8).
 
-    An id that is too long is cut, and its BLAKE2b hash appended. Only such keys have the full length, so none of
-    them equals that of a shorter id.
+    An id that is too long is cut, and its BLAKE2b hash is appended. Only such keys have the full length, so none of
+    them equals the key of a shorter id.
     """
     if pa.types.is_integer(ids.type):
         keys_NW = np.empty((len(ids), 10), np.uint8)
@@ -79,17 +71,20 @@ def _bounded(encoded: bytes) -> bytes:
     return encoded[: limit - 32] + hashlib.blake2b(encoded, digest_size=32).digest()
 
 
+# Environments
+
+
 class _Environments:
-    """LMDB forbids opening a store twice in one process: whoever opens it again shares what is open."""
+    """The open LMDB environments of this process, shared: LMDB forbids opening a file twice in one process."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a garbage collection may give one back at any time
+        self._lock = threading.RLock()  # reentrant: a garbage collection may call give_back in any line
         self._opened: dict[Path, lmdb.Environment] = {}
         self._num_holders: Counter[Path] = Counter()
 
     def take(self, path: Path) -> lmdb.Environment:
         with self._lock:
-            self._num_holders[path] += 1  # from here on, nobody closes it
+            self._num_holders[path] += 1  # before opening, so that no other thread closes it
             try:
                 if path not in self._opened:
                     self._opened[path] = _open_environment(path)
@@ -119,16 +114,20 @@ def _open_environment(path: Path) -> lmdb.Environment:
             str(path),
             create=False,
             readonly=not os.access(path / DATA, os.W_OK),
-            map_size=0,  # as it was built, so that no process ever has to map it anew
+            map_size=0,  # the size that it was built with, so that no process has to map it again
             max_readers=MAX_READERS,
             readahead=False,  # users are looked up at random
         )
     except lmdb.Error as error:
         raise PipelineError(
-            f"the store in {path} cannot be opened ({error}); a service needs to read data.mdb and to write lock.mdb"
+            f"the store in {path} cannot be opened ({error})",
+            "check that the service may read data.mdb and write lock.mdb",
         ) from error
-    environment.reader_check()  # frees what killed readers held
+    environment.reader_check()  # frees the slots of readers that were killed
     return environment
+
+
+# The store
 
 
 class LmdbStore:
@@ -141,7 +140,7 @@ class LmdbStore:
     def build(self, buckets: Iterable[tuple[int, pa.Table]], *, num_users: int) -> None:
         """Fill the store with (bucket, rows of the snapshot), buckets ascending, and make it durable.
 
-        Whatever an earlier attempt left is replaced. Memory: two buckets and COMMIT_BYTES.
+        Replaces what an earlier attempt left. Memory: two buckets and COMMIT_BYTES.
         """
         remove_tree(self._path)
         if is_remote(self._path):
@@ -157,7 +156,7 @@ class LmdbStore:
             str(folder), map_size=self._map_size(num_users), sync=False, metasync=False, meminit=False
         )
         try:
-            for bucket, keys, values in one_ahead(self._encoded(buckets)):
+            for bucket, keys, values in prefetched(self._encoded(buckets)):
                 with environment.begin(write=True) as transaction, transaction.cursor() as cursor:
                     _, num_added = cursor.putmulti(zip(keys, values, strict=True), append=True)
                 if num_added != len(keys):
@@ -165,22 +164,25 @@ class LmdbStore:
             environment.sync(True)
         except lmdb.Error as error:
             raise PipelineError(
-                f"the users cannot be written to {self._path} ({error}): see that the disk is not full, then re-run"
+                f"the users cannot be written to {self._path} ({error})",
+                "check that the disk is not full, then re-run",
             ) from error
         finally:
             environment.close()
 
     def _encoded(self, buckets: Iterable[tuple[int, pa.Table]]) -> Iterator[tuple[int, list[bytes], list[bytes]]]:
-        """(bucket, keys, values) in the order of the keys, a transaction's worth at a time."""
-        for bucket, rows in one_ahead(iter(buckets)):
+        """Yield (bucket, keys, values) of one transaction after the other, in the order of the keys."""
+        for bucket, rows in prefetched(iter(buckets)):
             ids, values = rows["user_id"], Values(rows)
-            keys = _lmdb_keys(ids, np.full(rows.num_rows, bucket, np.uint16))
+            keys = _keys(ids, np.full(rows.num_rows, bucket, np.uint16))
             order = np.argsort(ids.to_numpy() if pa.types.is_integer(ids.type) else keys)
-            for taken in _portions(order, values.num_bytes):
+            step = max(1, COMMIT_BYTES // values.num_bytes)
+            for start in range(0, len(order), step):
+                taken = order[start : start + step]
                 yield bucket, keys.take(taken).tolist(), values.take(taken)
 
     def _map_size(self, num_users: int) -> int:
-        """Address space, not disk: several times what the pages can take, and room for the pages of a deletion."""
+        """Return the size of the map: address space, not disk, so it is several times the size of all pages."""
         return (64 << 20) + 4 * num_users * (MAX_KEY_BYTES + DAY_BYTES + 2 * self._embedding_dim + 64)
 
     def _opened(self) -> lmdb.Environment:
@@ -196,19 +198,19 @@ class LmdbStore:
         return int(self._opened().stat()["entries"])
 
     def get(self, ids: pa.Array) -> Lookup:
-        keys = _lmdb_keys(ids, bucket_of(ids, self._num_buckets))
+        keys = _keys(ids, bucket_of(ids, self._num_buckets))
         with self._opened().begin() as transaction:
             values = [transaction.get(key) for key in keys.tolist()]
         return decode_values(values, self._embedding_dim)
 
     def delete(self, ids: pa.Array) -> int:
-        keys = _lmdb_keys(ids, bucket_of(ids, self._num_buckets))
+        keys = _keys(ids, bucket_of(ids, self._num_buckets))
         try:
             with self._opened().begin(write=True) as transaction:
                 num_deleted = sum(transaction.delete(key) for key in keys.tolist())
         except lmdb.Error as error:
             raise PipelineError(f"users cannot be deleted from {self._path}: {error}") from error
-        if num_deleted and is_remote(self._path):  # so far, from a copy
+        if num_deleted and is_remote(self._path):  # so far, they are deleted from the local copy
             with scratch_dir("store") as folder:
                 self._opened().copy(str(folder))
                 upload(folder / DATA, self._path / DATA)
@@ -226,3 +228,12 @@ class LmdbStore:
             if self._finalizer is not None:
                 self._finalizer()
             self._environment = self._finalizer = None
+
+
+def prefetched(items: Iterator[Item]) -> Iterator[Item]:
+    """Yield the same items; a thread makes the next one while the current one is used."""
+    with ThreadPoolExecutor(1) as thread:
+        ahead = thread.submit(next, items, None)
+        while (item := ahead.result()) is not None:
+            ahead = thread.submit(next, items, None)
+            yield item

@@ -1,97 +1,110 @@
-"""release: a day's users and pins, of one model, become what services read, by the replacement of one file.
+"""release: publishes a day's users and pins, embedded by one model, to services, by replacing one file.
 
-A release is a folder that needs nothing else: `users/` (unless they are in Redis), `index/` (hard links of the day's
-pin_index) and `release.json`. It is built under a hidden name, verified against the snapshot, and renamed; then the
-pointer is replaced (see `pointer.py`). A crash at any moment leaves the old release current, and something that the
-next publication sweeps away. `loading.py` copies the users.
+A release is a folder that needs nothing outside it: `users/` (unless they are in Redis), `index/` (hard links to the
+day's pin_index) and `release.json`. It is built under a hidden name, verified against the snapshot, and renamed; then
+current.json is replaced (see `releases.py`). A crash at any moment leaves the old release current, and files that the
+next publication removes. `load_store.py` copies the users.
 
 Users on the deletion list are left out even if the snapshot still has them, and a rollback does not bring them back.
 """
 
 import contextlib
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from pf_core.config.site import Site
 from pf_core.embeddings.tables import snapshot_state
 from pf_core.engine.base import Engine
-from pf_core.engine.daily_state import Manifest
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import digest_of
 from pf_core.logs.deletion_list import read_deletion_list
-from pf_core.serving.index import PinIndex, index_dir, require_index
+from pf_core.progress import Progress
+from pf_core.serving.index import PinIndex, index_root, require_index
 from pf_core.serving.load_store import load_users
 from pf_core.serving.releases import (
     BUILDING,
     DESCRIPTION,
     READERS,
-    Pointer,
+    RELEASE_ID,
+    PublishedReleases,
+    ReleaseDraft,
+    ReleaseManifest,
+    StoreDescription,
     day_and_number,
     fault_of,
-    next_id,
     opened_store,
-    read_pointer,
-    release_folders,
+    read_published,
+    read_release,
     release_root,
-    remove,
-    replace_pointer,
-    sweep,
+    write_published,
 )
-from pf_core.storage.files import copy_tree, is_remote, make_durable, read_json, rename_folder, sync, write_json
+from pf_core.serving.retention import remove_release, sweep
+from pf_core.storage.files import copy_tree, is_remote, list_folder, make_durable, rename_folder, sync, write_json
 from pf_core.storage.locks import exclusive, relying_on
 
 
-def publish_release(site: Site, ds: str, *, engine: Engine, progress: Callable[[str], None]) -> Manifest:
-    """Publish a day's snapshot and pin_index together. If just that is current already, it stays as it is."""
+def publish_release(site: Site, ds: str, *, engine: Engine, progress: Progress) -> ReleaseManifest:
+    """Publish a day's snapshot and pin_index together. If the current release is made of the same, it stays."""
     root, snapshots = release_root(site), snapshot_state(site)
     with (
         exclusive(root, "release"),
         relying_on(snapshots.root, snapshots.asset),
-        relying_on(index_dir(site, ds).parent, "pin_index"),
+        relying_on(index_root(site), "pin_index"),
     ):
-        pointer = read_pointer(site)
-        if pointer.current is not None and ds < day_and_number(pointer.current)[0]:
+        published = read_published(site)
+        if published.current is not None and ds < day_and_number(published.current)[0]:
             raise PipelineError(
-                f"release {ds} would be older than the current one, {pointer.current}. "
-                "To let services go back to an earlier release: pf rollback"
+                f"release {ds} would be older than the current one, {published.current}",
+                "to return services to an earlier release: pf rollback",
             )
         sweep(site, None, progress)
-        draft = _draft(site, ds, next_id(site, pointer, ds))
-        manifest = _if_unchanged(site, pointer, draft)
+        draft = _draft(site, ds, _next_id(site, published, ds))
+        manifest = _if_unchanged(site, published, draft)
         if manifest is not None:
             progress(f"release {ds}: unchanged, {manifest['release']} stays the current one")
             return manifest
         manifest = _build(site, draft, engine, progress)
-        pointer = Pointer(
+        published = PublishedReleases(
             current=manifest["release"],
-            previous=pointer.published()[1 - site.serving.keep_releases :],
-            withdrawn=pointer.withdrawn,
-            revision=pointer.revision,
+            previous=published.in_order()[1 - site.serving.keep_releases :],
+            withdrawn=published.withdrawn,
+            revision=published.revision,
         )
-        replace_pointer(site, pointer)
+        write_published(site, published)
         progress(
             f"release {manifest['release']} is current: {manifest['counts']['users']:,} users, "
             f"{manifest['counts']['pins']:,} pins, model {manifest['model_version']}, in {manifest['seconds']:.1f} s"
         )
-        sweep(site, set(pointer.published()), progress)
+        sweep(site, set(published.in_order()), progress)
         return manifest
 
 
-def _draft(site: Site, ds: str, release: str) -> Manifest:
-    """What is known of a release before it is built."""
+def _next_id(site: Site, published: PublishedReleases, ds: str) -> str:
+    """Return `{ds}.{n}`, with n larger than that of any release of the day: published, withdrawn or unpublished.
+
+    An interrupted publication that could not be removed counts too: its users may be in a store that is unreachable.
+    """
+    present = [path.name.removeprefix(BUILDING) for path in list_folder(release_root(site))]
+    names = (*published.names(), *filter(RELEASE_ID.fullmatch, present))
+    numbers = [number for day, number in map(day_and_number, names) if day == ds]
+    return f"{ds}.{max(numbers, default=0) + 1}"
+
+
+def _draft(site: Site, ds: str, release: str) -> ReleaseDraft:
     snapshot, (index, _) = snapshot_state(site).require(ds), require_index(site, ds)
     if snapshot["model_version"] != index["model_version"]:
         raise PipelineError(
             f"user_embedding_snapshot {ds} is of model {snapshot['model_version']}, pin_index {ds} of model "
-            f"{index['model_version']}: a release has one model. Make the pins' day anew: "
-            f"{materialize_command('pin_embeddings,pin_index', ds)}"
+            f"{index['model_version']}: a release has one model",
+            f"rebuild the pins of the day: {materialize_command('pin_embeddings,pin_index', ds)}",
         )
     config = site.serving.store
+    store: StoreDescription = {"kind": config.kind}
+    if config.kind == "redis":
+        store["key_prefix"] = config.key_prefix
     return {
         "release": release,
         "ds": ds,
@@ -102,18 +115,18 @@ def _draft(site: Site, ds: str, release: str) -> Manifest:
             "pin_index": index["digest"],
             "forgotten": digest_of({"user_ids": sorted(read_deletion_list(site).to_pylist())}),
         },
-        "store": {"kind": config.kind, **({"key_prefix": config.key_prefix} if config.kind == "redis" else {})},
+        "store": store,
         "num_buckets": snapshot["num_buckets"],
         "user_id": site.source.actions.user_id.type,
     }
 
 
-def _if_unchanged(site: Site, pointer: Pointer, draft: Manifest) -> Manifest | None:
-    """The current release, if it is whole and made of the same."""
-    folder = release_root(site) / (pointer.current or "none")
+def _if_unchanged(site: Site, published: PublishedReleases, draft: ReleaseDraft) -> ReleaseManifest | None:
+    """Return the current release if it is complete and made of the same."""
+    folder = release_root(site) / (published.current or "none")
     if not (folder / DESCRIPTION).exists():
         return None
-    manifest: Manifest = read_json(folder / DESCRIPTION)
+    manifest = read_release(folder)
     is_same = all(manifest.get(name) == value for name, value in draft.items() if name != "release")
     if not is_same or fault_of(site, manifest["release"]) is not None:
         return None
@@ -122,25 +135,26 @@ def _if_unchanged(site: Site, pointer: Pointer, draft: Manifest) -> Manifest | N
     return manifest
 
 
-def _build(site: Site, draft: Manifest, engine: Engine, progress: Callable[[str], None]) -> Manifest:
-    """Fill the release's folder under a hidden name, verify it, make it durable, and give it its name."""
+def _build(site: Site, draft: ReleaseDraft, engine: Engine, progress: Progress) -> ReleaseManifest:
+    """Fill the release's folder under a hidden name, verify it, make it durable, and rename it."""
     root, started = release_root(site), time.monotonic()
     building = root / f"{BUILDING}{draft['release']}"
     try:
         if not is_remote(building):
             building.mkdir()
             (building / READERS).touch()
-        write_json(building / DESCRIPTION, draft)  # from here on, a sweep knows where the users are
+        write_json(building / DESCRIPTION, draft)  # first: it tells a sweep where the users are
         store_started = time.monotonic()
         checks = load_users(site, draft, building, engine=engine, progress=progress)
         store_seconds = time.monotonic() - store_started
         _, index_build = require_index(site, draft["ds"])
         copy_tree(index_build, building / "index")
-        checks |= {"pins_in_index": _verify_index(building, draft), "model_versions": 1}
-        manifest = draft | {
+        num_pins = _verify_index(building, draft)
+        manifest: ReleaseManifest = {
+            **draft,  # type: ignore[typeddict-item]  # a draft has no forgotten_since
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "counts": {"users": checks["users_in_store"], "pins": checks["pins_in_index"]},
-            "checks": checks,
+            "counts": {"users": checks["users_in_store"], "pins": num_pins},
+            "checks": {**checks, "pins_in_index": num_pins, "model_versions": 1},
             "store_seconds": round(store_seconds, 3),
             "seconds": round(time.monotonic() - started, 3),
         }
@@ -149,97 +163,26 @@ def _build(site: Site, draft: Manifest, engine: Engine, progress: Callable[[str]
         rename_folder(building, root / draft["release"])
         sync(root)
     except BaseException as error:
-        with contextlib.suppress(PipelineError):  # then the next publication sweeps it away
-            remove(site, building)
+        with contextlib.suppress(PipelineError):  # then the next publication removes it
+            remove_release(site, building)
         if isinstance(error, OSError):
             raise PipelineError(
-                f"release {draft['release']} could not be written: {error}. What was published stays as it is; "
-                "see that the disk is not full, then re-run"
+                f"release {draft['release']} could not be written: {error}; the current release is unchanged",
+                "check that the disk is not full, then re-run",
             ) from error
         raise
     return manifest
 
 
-def _verify_index(building: Path, draft: Manifest) -> int:
-    """It is of the users' model, and a graph can be loaded; how many pins it has."""
+def _verify_index(building: Path, draft: ReleaseDraft) -> int:
+    """Check that the index is of the users' model and that a graph can be loaded; returns the number of pins."""
     index = PinIndex.open(building / "index")
-    described = {name: index.description[name] for name in ("model_version", "embedding_dim")}
     index.vectors(np.arange(min(1, len(index))))
-    if described != {name: draft[name] for name in described}:
+    of_index = (index.description["model_version"], index.description["embedding_dim"])
+    of_users = (draft["model_version"], draft["embedding_dim"])
+    if of_index != of_users:
         raise PipelineError(
-            f"release {draft['release']}: the index is of {described}, the users are not. Nothing was published"
+            f"release {draft['release']}: the index has model {of_index[0]} with {of_index[1]} dimensions, the users "
+            f"model {of_users[0]} with {of_users[1]}; nothing was published"
         )
     return len(index)
-
-
-# Afterwards
-
-
-def list_releases(site: Site) -> list[Manifest]:
-    """Those that are there, newest first; each with is_current, is_withdrawn and can_roll_back_to."""
-    pointer, root = read_pointer(site), release_root(site)
-    present = [name for name in pointer.names() if (root / name / DESCRIPTION).exists()]
-    return [
-        read_json(root / name / DESCRIPTION)
-        | {
-            "is_current": name == pointer.current,
-            "is_withdrawn": name in pointer.withdrawn,
-            "can_roll_back_to": name != pointer.current,
-        }
-        for name in sorted(present, key=day_and_number, reverse=True)
-    ]
-
-
-def rollback(site: Site, *, to: str | None = None) -> Manifest:
-    """Make the release before the current one current, or the one named; nothing is removed.
-
-    Every release after the one gone back to is withdrawn. Naming a withdrawn one goes forward to it again.
-    """
-    with exclusive(release_root(site), "release"):
-        pointer = read_pointer(site)
-        target = to or (pointer.previous[-1] if pointer.previous else None)
-        if pointer.current is None or target is None:
-            raise PipelineError("there is no earlier release to go back to; see: pf releases")
-        if target == pointer.current:
-            raise PipelineError(f"release {target} is the current one already")
-        if target not in pointer.names():
-            raise PipelineError(f"there is no release {target}; those that are there: pf releases")
-        fault = fault_of(site, target)
-        if fault is not None:
-            raise PipelineError(fault)
-        _forget(site, release_root(site) / target, read_deletion_list(site))
-        published = pointer.published()
-        if target in published:
-            position = published.index(target)
-            withdrawn = (*pointer.withdrawn, *published[position + 1 :])
-            previous = published[:position]
-        else:
-            withdrawn = tuple(name for name in pointer.withdrawn if name != target)
-            previous = published
-        replace_pointer(
-            site, Pointer(current=target, previous=previous, withdrawn=withdrawn, revision=pointer.revision)
-        )
-        manifest: Manifest = read_json(release_root(site) / target / DESCRIPTION)
-        return manifest
-
-
-def forget_users(site: Site, ids: pa.Array) -> dict[str, int]:
-    """Delete users from the store of every release that is there; how many each one had."""
-    with exclusive(release_root(site), "release"):
-        deleted = {folder.name: _forget(site, folder, ids) for folder in release_folders(site)}
-        pointer = read_pointer(site)
-        if pointer.current is not None and is_remote(release_root(site)):
-            replace_pointer(site, pointer)  # services have copies, and look for new ones when it changes
-        return deleted
-
-
-def _forget(site: Site, folder: Path, ids: pa.Array) -> int:
-    """The description follows the store, so that a later look at it finds the release whole."""
-    with opened_store(site, folder) as store:
-        num_deleted, num_left = store.delete(ids), store.count()
-    manifest = read_json(folder / DESCRIPTION)
-    if num_left != manifest["counts"]["users"]:
-        manifest["counts"]["users"] = num_left
-        manifest["forgotten_since"] = manifest.get("forgotten_since", 0) + num_deleted
-        write_json(folder / DESCRIPTION, manifest)
-    return num_deleted

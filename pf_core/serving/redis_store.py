@@ -1,19 +1,20 @@
-"""The feature store for many machines: Redis, one hash a bucket, fields are ids as text, so that any client reads it.
+"""The feature store for many machines: Redis, one hash for each bucket; fields are ids as text, for any Redis client.
 
-Keys carry the release, so that two releases live side by side, and none holds more than a bucket. What is durable there
-is up to Redis's own configuration.
+Keys contain the release, so that releases exist side by side, and no key holds more than a bucket. How durable the data
+is depends on the configuration of Redis.
 
-It is one server or a Redis Cluster, with the same keys: a command names one key, and nothing is a transaction, so that
-each command goes to the node that has its key; buckets spread over the nodes by the hash of their keys. Whoever has a
-bucket may put it: many machines load at once, and putting twice changes nothing.
+It is one server or a Redis Cluster, with the same keys: a command names one key and there are no transactions, so every
+command goes to the node that has its key; buckets spread over the nodes by the hash of their keys. Many machines load
+buckets at the same time, and putting a bucket twice changes nothing.
 
-Only reading is pipelined: in a pipeline, a cluster's client waits for a node that hangs once for each command, one
-after the other, and commands on whole buckets are long enough to be sent one by one.
+Only reads are pipelined: in a pipeline, a cluster's client waits for a node that hangs once for each command, one after
+the other, and commands on whole buckets are long enough to be sent one by one.
 """
 
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -29,42 +30,53 @@ from pf_core.serving.store import Lookup, Values, decode_values
 TIMEOUT_S = 10.0
 
 CLUSTER_RETRIES = 3
-"""Of a command, each after asking the cluster who has the key now."""
+"""Number of times that a command is sent again, each time after reading from the cluster which node has the key."""
 
 FIELDS_AT_ONCE = 512
-"""Of one HSET: Redis serves nobody else while it runs one."""
+"""Number of fields in one HSET: Redis runs no other command meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedisLocation:
+    """Where the users of a release are in Redis. It can be pickled, for tasks that load buckets on other machines."""
+
+    url: str = field(repr=False)
+    """Contains the password."""
+    is_cluster: bool
+    prefix: str
+    release: str
+    num_buckets: int
+    embedding_dim: int
 
 
 class RedisStore:
-    """Keys are `{prefix}:{release}:{bucket}`; `{prefix}:current` names the release that the pointer names."""
+    """Keys are `{prefix}:{release}:{bucket}`; `{prefix}:current` names the current release."""
 
-    def __init__(
-        self, url: str, *, is_cluster: bool, prefix: str, release: str, num_buckets: int, embedding_dim: int
-    ) -> None:
-        self._url, self._is_cluster, self._prefix, self._release = url, is_cluster, prefix, release
-        self._num_buckets, self._embedding_dim = num_buckets, embedding_dim
+    def __init__(self, location: RedisLocation) -> None:
+        self.location = location
+        self._num_buckets, self._embedding_dim = location.num_buckets, location.embedding_dim
         self._lock = threading.Lock()
         self._opened: redis.Redis | redis.RedisCluster | None = None
         try:
-            self._address = redis.ConnectionPool.from_url(url).connection_kwargs  # nothing is connected yet
+            self._address = redis.ConnectionPool.from_url(location.url).connection_kwargs  # does not connect
         except ValueError:  # its text may quote the password
             raise PipelineError("serving.store.url is not a Redis address such as redis://host:6379/0") from None
 
     @property
     def _client(self) -> redis.Redis | redis.RedisCluster:
-        """Made by the first who needs it: a cluster's asks for the nodes at once."""
+        """The client, created when it is first used: that of a cluster connects to read the list of nodes."""
         with self._lock:
             if self._opened is None:
                 timeouts = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S}
-                if self._is_cluster:
+                if self.location.is_cluster:
                     retry = Retry(NoBackoff(), CLUSTER_RETRIES)
-                    self._opened = redis.RedisCluster.from_url(self._url, retry=retry, **timeouts)
+                    self._opened = redis.RedisCluster.from_url(self.location.url, retry=retry, **timeouts)
                 else:
-                    self._opened = redis.Redis.from_url(self._url, **timeouts)
+                    self._opened = redis.Redis.from_url(self.location.url, **timeouts)
             return self._opened
 
     def _key(self, bucket: int) -> str:
-        return f"{self._prefix}:{self._release}:{bucket}"
+        return f"{self.location.prefix}:{self.location.release}:{bucket}"
 
     def put(self, bucket: int, rows: pa.Table) -> None:
         """Add a bucket's rows of the snapshot."""
@@ -97,7 +109,7 @@ class RedisStore:
 
     def announce(self) -> None:
         with self._errors():
-            self._client.set(f"{self._prefix}:current", self._release)
+            self._client.set(f"{self.location.prefix}:current", self.location.release)
 
     def drop(self) -> None:
         with self._errors():
@@ -111,27 +123,27 @@ class RedisStore:
             self._opened = None
 
     def _by_bucket(self, ids: pa.Array) -> dict[int, tuple[list[int], list[bytes]]]:
-        """Bucket → (positions among the ids, their fields)."""
+        """Return for each bucket the positions of its ids and their fields."""
         groups: dict[int, tuple[list[int], list[bytes]]] = {}
         buckets = bucket_of(ids, self._num_buckets).tolist()
-        for row, (bucket, field) in enumerate(zip(buckets, _fields(ids), strict=True)):
+        for row, (bucket, name) in enumerate(zip(buckets, _fields(ids), strict=True)):
             rows, fields = groups.setdefault(bucket, ([], []))
             rows.append(row)
-            fields.append(field)
+            fields.append(name)
         return groups
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """A server may quote what it was sent: nothing of the credentials goes on from here, and of users nothing."""
+        """Turn errors of Redis into sentences. A server may quote its input: credentials and user ids are removed."""
         try:
             yield
         except (redis.RedisError, RedisClusterException) as error:
-            text = str(error).rpartition("of pipeline caused error: ")[2]  # before it, the command
+            text = str(error).rpartition("of pipeline caused error: ")[2]  # drops the command before it
             if isinstance(error, MovedError):
-                text = "it is a node of a Redis Cluster: say cluster: true under serving.store in the site file"
+                text = "it is a node of a Redis Cluster: set cluster: true under serving.store in the site file"
             for secret in (self._address.get("password"), self._address.get("username")):
                 text = text.replace(secret, "***") if secret else text
-            kind = "Redis Cluster" if self._is_cluster else "Redis"
+            kind = "Redis Cluster" if self.location.is_cluster else "Redis"
             where = self._address.get("path") or (
                 f"{self._address.get('host', 'localhost')}:{self._address.get('port', 6379)}"
             )

@@ -1,10 +1,10 @@
-"""What is published: the pointer, the releases that it names, those who read them, and what is swept away.
+"""Releases that are published: current.json, the manifests of releases, their stores, and the locks of their readers.
 
-The pointer, `current.json`, is the only truth: a folder that it does not name was never published. It names the
-current release, those before it (a rollback goes back to them at once), and those that a rollback withdrew: they stay
-until the next publication, so that a rollback can be undone, and their ids are never given again.
+`current.json` alone decides: a folder that it does not name was never published. It names the current release, the ones
+before it (a rollback returns to them at once), and those that a rollback withdrew. Withdrawn releases stay until the
+next publication, so that a rollback can be undone; their ids are never used again.
 
-Whoever reads a release holds a lock on it, and nothing is removed under a reader; a lock dies with its process.
+A reader of a release holds a lock on it, and a release is not removed while it is read; a lock ends with its process.
 """
 
 import contextlib
@@ -12,66 +12,159 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+from pf_core.config.serving import StoreKind
 from pf_core.config.site import Site
 from pf_core.errors import PipelineError, materialize_command
+from pf_core.schemas import IdType
 from pf_core.serving.index import PinIndex
 from pf_core.serving.lmdb_store import LmdbStore
-from pf_core.serving.redis_store import RedisStore
 from pf_core.serving.store import UserStore
-from pf_core.storage.files import (
-    etag_of,
-    is_remote,
-    list_folder,
-    read_json,
-    remove_tree,
-    sync,
-    write_if_unchanged,
-    write_json,
-)
+from pf_core.storage.files import etag_of, is_remote, list_folder, read_json, sync, write_if_unchanged, write_json
 
-POINTER = "current.json"
+CURRENT = "current.json"
 
 DESCRIPTION = "release.json"
 
 READERS = ".readers"
-"""The file in a release's folder that its readers lock."""
+"""Name of the file in a release's folder that its readers lock."""
 
-BUILDING, DROPPING = ".building-", ".dropping-"
+BUILDING = ".building-"
+"""Prefix of the folder of a release while it is built."""
 
 RELEASE_ID = re.compile(r"\d{4}-\d{2}-\d{2}\.\d+")
 
 
+# Manifests
+
+
+class ReleaseInputs(TypedDict):
+    """Digests of what a release is made of."""
+
+    snapshot: str
+    pin_index: str
+    forgotten: str
+
+
+class StoreDescription(TypedDict):
+    kind: StoreKind
+    key_prefix: NotRequired[str]
+    """First part of the keys in Redis."""
+
+
+class ReleaseDraft(TypedDict):
+    """What is known of a release before it is built."""
+
+    release: str
+    """Id, `{ds}.{n}`."""
+    ds: str
+    model_version: str
+    embedding_dim: int
+    inputs: ReleaseInputs
+    store: StoreDescription
+    num_buckets: int
+    user_id: IdType
+
+
+class ReleaseCounts(TypedDict):
+    users: int
+    pins: int
+
+
+class StoreChecks(TypedDict):
+    """What was checked after the users were loaded."""
+
+    users_in_snapshot: int
+    users_in_store: int
+    forgotten_left_out: int
+    users_read_back_equal: int
+
+
+class ReleaseChecks(StoreChecks):
+    pins_in_index: int
+    model_versions: int
+
+
+class ReleaseManifest(ReleaseDraft):
+    """Content of `release.json`."""
+
+    created_at: str
+    counts: ReleaseCounts
+    checks: ReleaseChecks
+    store_seconds: float
+    seconds: float
+    forgotten_since: NotRequired[int]
+    """Number of users deleted from the store since the release was built."""
+
+
+class ListedRelease(ReleaseManifest):
+    """An element of `list_releases`."""
+
+    is_current: bool
+    is_withdrawn: bool
+    can_roll_back_to: bool
+
+
+def release_root(site: Site) -> Path:
+    return site.directory / "release"
+
+
+def read_release(folder: Path) -> ReleaseManifest:
+    """Read the manifest of the release in `folder`."""
+    manifest: ReleaseManifest = read_json(folder / DESCRIPTION)
+    return manifest
+
+
+def release_folders(site: Site) -> list[Path]:
+    """Folders of complete releases, whether current.json names them or not."""
+    return [path for path in list_folder(release_root(site)) if RELEASE_ID.fullmatch(path.name)]
+
+
+def day_and_number(release: str) -> tuple[str, int]:
+    """Parse a release id. The result orders releases: by day, and within a day by publication."""
+    if not RELEASE_ID.fullmatch(release):
+        raise PipelineError(f"{release!r} is not a release such as 2026-01-31.1")
+    ds, number = release.split(".")
+    return ds, int(number)
+
+
+# current.json
+
+
 @dataclass(frozen=True, kw_only=True)
-class Pointer:
+class PublishedReleases:
+    """Content of current.json: ids of releases."""
+
     current: str | None = None
     previous: tuple[str, ...] = ()
-    """Those before it, oldest first."""
+    """Releases before the current one, oldest first."""
     withdrawn: tuple[str, ...] = ()
+    """Releases that a rollback withdrew."""
     revision: int = 0
-    """Grows with every replacement, so that whoever looks sees that there was one."""
+    """Number of times that the file was replaced, so that a writer notices the replacement by another."""
 
     def names(self) -> tuple[str, ...]:
-        return (*self.published(), *self.withdrawn)
+        """All releases that the file names."""
+        return (*self.in_order(), *self.withdrawn)
 
-    def published(self) -> tuple[str, ...]:
-        """Oldest first; the last is the current one."""
+    def in_order(self) -> tuple[str, ...]:
+        """Releases that are not withdrawn, oldest first; the last is the current one."""
         return (*self.previous, *([] if self.current is None else [self.current]))
 
 
-def pointer_path(site: Site) -> Path:
-    return release_root(site) / POINTER
+def current_file(site: Site) -> Path:
+    return release_root(site) / CURRENT
 
 
-def read_pointer(site: Site) -> Pointer:
-    """An empty one if nothing was ever published."""
-    path = pointer_path(site)
+def read_published(site: Site) -> PublishedReleases:
+    """Read current.json; returns an empty PublishedReleases if nothing was ever published."""
+    path = current_file(site)
     if not path.exists():
-        return Pointer()
+        return PublishedReleases()
     try:
         content = read_json(path)
         previous, withdrawn = tuple(content["previous"]), tuple(content["withdrawn"])
@@ -79,82 +172,84 @@ def read_pointer(site: Site) -> Pointer:
             day_and_number(name)
     except (PipelineError, KeyError, TypeError) as error:
         raise PipelineError(
-            f"{path} is damaged ({error}). The releases beside it are whole: remove the file, and publish again with: "
-            f"{materialize_command('release', 'DAY')}"
+            f"{path} is damaged ({error}), but the releases in its folder are not",
+            f"remove the file, and publish again with: {materialize_command('release', 'DAY')}",
         ) from error
-    return Pointer(
+    return PublishedReleases(
         current=content["current"], previous=previous, withdrawn=withdrawn, revision=content.get("revision", 0)
     )
 
 
-def replace_pointer(site: Site, pointer: Pointer) -> None:
-    """The publication itself. Redis follows; should that fail, the next run mends it."""
-    assert pointer.current is not None
-    path, content = pointer_path(site), asdict(replace(pointer, revision=pointer.revision + 1))
+def write_published(site: Site, published: PublishedReleases) -> None:
+    """Replace current.json, which publishes its current release; then record that release in Redis.
+
+    If Redis fails, the next publication records it.
+    """
+    assert published.current is not None
+    path, content = current_file(site), asdict(replace(published, revision=published.revision + 1))
     if is_remote(path):
-        _replace_object(path, content, revision=pointer.revision)
+        _replace_object(path, content, revision=published.revision)
     else:
         write_json(path, content)
         sync(release_root(site))
-    with opened_store(site, release_root(site) / pointer.current) as store:
+    with opened_store(site, release_root(site) / published.current) as store:
         store.announce()
 
 
 def _replace_object(path: Path, content: dict[str, Any], *, revision: int) -> None:
-    """On the condition that it is still what we read: a lease may have been lost without our knowing."""
+    """Replace current.json if it still has the revision that was read: this process may have lost its lease since."""
     stamp = etag_of(path)
     is_ours = (read_json(path).get("revision", 0) if stamp is not None else 0) == revision
     if not (is_ours and write_if_unchanged(path, json.dumps(content, indent=1, sort_keys=True), stamp)):
-        raise PipelineError(f"{path} was replaced by another run meanwhile. Nothing was published: re-run")
+        raise PipelineError(f"{path} was replaced by another run meanwhile, nothing was published", "re-run")
 
 
-def day_and_number(release: str) -> tuple[str, int]:
-    """Releases in order: of a later day, or of the same day and published later."""
-    if not RELEASE_ID.fullmatch(release):
-        raise PipelineError(f"{release!r} is not a release such as 2026-01-31.1")
-    ds, number = release.split(".")
-    return ds, int(number)
+def list_releases(site: Site) -> list[ListedRelease]:
+    """Return the manifests of the releases that can be read, newest first."""
+    published, root = read_published(site), release_root(site)
+    present = [name for name in published.names() if (root / name / DESCRIPTION).exists()]
+    return [
+        {
+            **read_release(root / name),
+            "is_current": name == published.current,
+            "is_withdrawn": name in published.withdrawn,
+            "can_roll_back_to": name != published.current,
+        }
+        for name in sorted(present, key=day_and_number, reverse=True)
+    ]
 
 
-def release_folders(site: Site) -> list[Path]:
-    """Of complete releases, whether the pointer names them or not."""
-    return [path for path in list_folder(release_root(site)) if RELEASE_ID.fullmatch(path.name)]
+# Users
 
 
-def next_id(site: Site, pointer: Pointer, ds: str) -> str:
-    """`{ds}.{n}`; n is larger than that of any release of the day that was published, withdrawn or left unpublished.
-
-    What was left unfinished counts as long as it could not be swept away: its store may not be reachable.
-    """
-    present = [path.name.removeprefix(BUILDING) for path in list_folder(release_root(site))]
-    names = (*pointer.names(), *filter(RELEASE_ID.fullmatch, present))
-    numbers = [number for day, number in map(day_and_number, names) if day == ds]
-    return f"{ds}.{max(numbers, default=0) + 1}"
-
-
-def store_of(site: Site, folder: Path, release: Mapping[str, Any]) -> UserStore:
-    """The users of the release in `folder`, by its description; nothing is opened yet."""
+def store_of(site: Site, folder: Path, release: ReleaseDraft) -> UserStore:
+    """Return the store of the release in `folder`, as its manifest describes it; does not open it yet."""
     config, num_buckets, embedding_dim = site.serving.store, release["num_buckets"], release["embedding_dim"]
     if release["store"]["kind"] == "lmdb":
         return LmdbStore(folder / "users", num_buckets=num_buckets, embedding_dim=embedding_dim)
     if config.kind != "redis" or config.url is None:
         raise PipelineError(
             f"the users of release {release['release']} are in Redis, but serving.store in the site file is "
-            f"{config.kind}: name the Redis there to reach them"
+            f"{config.kind}",
+            "set serving.store in the site file to that Redis",
         )
-    prefix = f"{release['store']['key_prefix']}:{site.name}"
+    from pf_core.serving.redis_store import RedisLocation, RedisStore  # only services that use Redis import it
+
     return RedisStore(
-        config.url,
-        is_cluster=config.cluster,
-        prefix=prefix,
-        release=release["release"],
-        num_buckets=num_buckets,
-        embedding_dim=embedding_dim,
+        RedisLocation(
+            url=config.url,
+            is_cluster=config.cluster,
+            prefix=f"{release['store']['key_prefix']}:{site.name}",
+            release=release["release"],
+            num_buckets=num_buckets,
+            embedding_dim=embedding_dim,
+        )
     )
 
 
 @contextlib.contextmanager
 def opened_store(site: Site, folder: Path) -> Iterator[UserStore]:
+    """The store of the release in `folder`, closed at the end."""
     store = store_of(site, folder, read_json(folder / DESCRIPTION))
     try:
         yield store
@@ -163,28 +258,29 @@ def opened_store(site: Site, folder: Path) -> Iterator[UserStore]:
 
 
 def fault_of(site: Site, release: str) -> str | None:
-    """Why a release could not be served, in a sentence; None if it is whole."""
+    """Return why a release cannot be served, in a sentence, or None if it is complete."""
     folder = release_root(site) / release
     if not (folder / DESCRIPTION).exists():
-        return f"release {release} is not there any more"
-    counts = read_json(folder / DESCRIPTION)["counts"]
+        return f"release {release} does not exist any more"
+    counts = read_release(folder)["counts"]
     try:
         with opened_store(site, folder) as store:
             num_users, num_pins = store.count(), len(PinIndex.open(folder / "index"))
     except (FileNotFoundError, PipelineError) as error:
-        return f"release {release} is not whole: {error}"
+        return f"release {release} is incomplete: {error}"
     if (num_users, num_pins) != (counts["users"], counts["pins"]):
         return (
-            f"release {release} is not whole: it has {num_users:,} of {counts['users']:,} users, "
+            f"release {release} is incomplete: it has {num_users:,} of {counts['users']:,} users, "
             f"{num_pins:,} of {counts['pins']:,} pins"
         )
     return None
 
 
-def hold(folder: Path) -> int | None:
-    """A descriptor: until it is closed, the release in the folder is not removed. FileNotFoundError if it has been.
+def lock_for_reading(folder: Path) -> int | None:
+    """Return a descriptor: until it is closed, the release in the folder is not removed.
 
-    None of a release in object storage: who reads it has a copy of what he read, and the pointer's other releases stay.
+    Raises FileNotFoundError if the release has been removed. Returns None for a release in object storage: its reader
+    has a local copy of the files that it uses.
     """
     if is_remote(folder):
         if not (folder / DESCRIPTION).exists():
@@ -192,51 +288,7 @@ def hold(folder: Path) -> int | None:
         return None
     descriptor = os.open(folder / READERS, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
-    if not (folder / READERS).exists():  # it was being removed
+    if not (folder / READERS).exists():  # it was removed while this process waited for the lock
         os.close(descriptor)
         raise FileNotFoundError(f"no release in {folder}")
     return descriptor
-
-
-def sweep(site: Site, kept: set[str] | None, progress: Callable[[str], None]) -> None:
-    """Remove what crashes left behind and, if `kept` is given, every release but those kept and those being read."""
-    for temporary in release_root(site).glob(f".{POINTER}.*.tmp"):
-        temporary.unlink()
-    for folder in (path for path in list_folder(release_root(site)) if path.is_dir()):
-        is_unfinished = folder.name.startswith((BUILDING, DROPPING))
-        is_old = kept is not None and folder.name not in kept and RELEASE_ID.fullmatch(folder.name)
-        if not (is_unfinished or is_old):
-            continue
-        try:
-            removed = folder if is_unfinished else _withdraw_from_readers(folder)
-            if removed is None:
-                progress(f"release {folder.name} is still being read; it is removed after a later publication")
-            else:
-                remove(site, removed)
-        except PipelineError as error:  # what was published is not less published for that
-            progress(f"{folder.name} could not be removed yet: {error}")
-
-
-def _withdraw_from_readers(folder: Path) -> Path | None:
-    """Rename a release so that nobody can open it any more; None if somebody has."""
-    if is_remote(folder):
-        return folder
-    with (folder / READERS).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return None
-        return folder.rename(folder.with_name(f"{DROPPING}{folder.name}"))
-
-
-def remove(site: Site, folder: Path) -> None:
-    """The users first, wherever they are: their place is known as long as the folder is there."""
-    if (folder / DESCRIPTION).exists():
-        with opened_store(site, folder) as store:
-            store.drop()
-        (folder / DESCRIPTION).unlink()  # first: without it, nobody takes the rest for a release
-    remove_tree(folder)
-
-
-def release_root(site: Site) -> Path:
-    return site.directory / "release"

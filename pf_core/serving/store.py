@@ -1,10 +1,13 @@
-"""The feature store of a release: what every store can do, and how a value is encoded."""
+"""The feature store of a release: user id → (embedding, the day on which it was computed), as services look it up.
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+A release builds its store once and owns it. From then on the store is read; the only change is that forgotten users
+are deleted. `lmdb_store.py` is the store for one machine, `redis_store.py` the one for many. The values in both are the
+day (little-endian int32, days since 1970), then the embedding's float16 bytes, equal to the snapshot's bit for bit.
+"""
+
 from dataclasses import dataclass
 from datetime import date, timedelta
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -14,20 +17,19 @@ from pf_core.errors import PipelineError
 
 DAY_BYTES = 4
 
-Item = TypeVar("Item")
-
 EPOCH = date(1970, 1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lookup:
-    """N users, in the order in which they were asked for."""
+    """The values of N users, in the order of the ids that were looked up."""
 
     vectors_ND: np.ndarray
-    """float32; NaN for a user who is not in the store."""
+    """Embeddings, float32; NaN for a user who is not in the store."""
     days_N: np.ndarray
-    """On which the vectors were computed, in days since 1970; 0 for a user who is not in the store."""
+    """Days on which the vectors were computed, in days since 1970; 0 for a user who is not in the store."""
     found_N: np.ndarray
+    """Whether each user is in the store."""
 
     def computed_ds(self) -> list[str | None]:
         return [
@@ -37,34 +39,32 @@ class Lookup:
 
 
 class UserStore(Protocol):
-    """The users of one release; how they come in is each store's own matter. Reading is thread-safe."""
+    """The users of one release. Reading is thread-safe. Each store has its own way of being filled."""
 
     def count(self) -> int: ...
 
     def get(self, ids: pa.Array) -> Lookup: ...
 
     def delete(self, ids: pa.Array) -> int:
-        """Forget these users; returns how many there were."""
+        """Delete these users; returns how many of them were in the store."""
 
     def announce(self) -> None:
-        """Tell those who do not read the pointer file that this release is the current one."""
+        """Record in the store that its release is the current one, for services that do not read current.json."""
 
-    def drop(self) -> None: ...
+    def drop(self) -> None:
+        """Remove the store with all its users."""
 
     def close(self) -> None: ...
 
 
-# Values
-
-
 class Values:
-    """The values of a bucket's rows; encoded when they are taken, so that a vector is copied once."""
+    """The encoded values of a bucket's rows. They are encoded as they are taken, so that a vector is copied once."""
 
     def __init__(self, rows: pa.Table) -> None:
         self._days = rows["computed_ds"].cast(pa.int32()).to_numpy().astype("<i4")
         self._vectors = matrix_of(rows["embedding"]).astype("<f2", copy=False)
         self.num_bytes = DAY_BYTES + self._vectors.shape[1] * self._vectors.itemsize
-        """Of one value."""
+        """Length of one value."""
 
     def take(self, rows: np.ndarray) -> list[bytes]:
         values_NW = np.empty((len(rows), self.num_bytes), np.uint8)
@@ -78,19 +78,12 @@ def decode_values(values: list[bytes | None], embedding_dim: int) -> Lookup:
     missing = bytes(width)
     joined = b"".join(missing if value is None else value for value in values)
     if len(joined) != len(values) * width:
-        raise PipelineError(f"the store is damaged: a value has not the {width} bytes of {embedding_dim} dimensions")
+        raise PipelineError(
+            f"the store is damaged: a value does not have the {width} bytes of {embedding_dim} dimensions"
+        )
     rows = np.frombuffer(joined, np.uint8).reshape(len(values), width)
     found = np.array([value is not None for value in values], bool)
     vectors = np.ascontiguousarray(rows[:, DAY_BYTES:]).view("<f2").astype(np.float32)
     vectors[~found] = np.nan
     days = np.ascontiguousarray(rows[:, :DAY_BYTES]).view("<i4")[:, 0]
     return Lookup(vectors_ND=vectors, days_N=days.astype(np.int32), found_N=found)
-
-
-def one_ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """The same items; while one is used, a thread makes the next."""
-    with ThreadPoolExecutor(1) as thread:
-        ahead = thread.submit(next, items, None)
-        while (item := ahead.result()) is not None:
-            ahead = thread.submit(next, items, None)
-            yield item

@@ -1,6 +1,6 @@
 """Retention: keep the newest folders or days, remove the others.
 
-Daily state (`engine/daily_state.py`) drops versions of Lance datasets and releases (`serving/releases.py`) wait for
+Daily state (`engine/daily_state.py`) drops versions of Lance datasets and releases (`serving/retention.py`) wait for
 their readers; both only share the rule of which days are kept.
 """
 

@@ -1,12 +1,16 @@
 import gzip
+import importlib
+import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from pf_assets.cli.main import app, main
-from pf_assets.cli.operations import prepare_instance
-from pf_assets.settings import DEMO_SITE, EXPERIMENTS_SITE, dagster_home
+from pf_assets.cli.main import COMMANDS, app, main
+from pf_assets.cli.runs import prepare_instance
+from pf_assets.settings import DEMO_SITE, EXPERIMENTS_SITE, REPOSITORY, dagster_home
 
 runner = CliRunner()
 
@@ -54,6 +58,81 @@ def test_a_mistake_ends_in_a_sentence(
     captured = capsys.readouterr().err
     assert "sauce: is not a known key (a typo?)" in captured
     assert "Traceback" not in captured
+
+
+# The list of commands
+
+
+def run_python(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, text=True, capture_output=True, check=True
+    ).stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_has_the_docstring_of_every_command(name: str) -> None:
+    function = getattr(importlib.import_module(COMMANDS[name].module), name)
+    assert inspect.getdoc(function) == COMMANDS[name].summary
+
+
+def test_help_lists_every_command_and_imports_none() -> None:
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from pf_assets.cli.main import app\n"
+        "print(CliRunner().invoke(app, ['--help']).output)\n"
+        "print(sorted(name for name in sys.modules if name.startswith(('pf_', 'dagster', 'pyarrow', 'numpy'))))"
+    )
+    *listed, imported = run_python(code).strip().splitlines()
+    assert all(any(line.startswith(f"│ {name} ") for line in listed) for name in COMMANDS)
+    ours = ["pf_assets", "pf_assets.cli", *(f"pf_assets.cli.{name}" for name in ("lazy", "main", "output"))]
+    assert imported == str([*ours, "pf_core", "pf_core.errors"])
+
+
+def test_commands_that_read_a_release_import_nothing_that_builds() -> None:
+    modules = sorted({command.module for command in COMMANDS.values() if not command.needs_pipeline})
+    assert modules == ["pf_assets.cli.releases", "pf_assets.cli.world"]
+    builds = ("torch", "duckdb", "scipy", "lance", "dagster", "mlflow", "matplotlib", "jinja2", "pandas")
+    code = f"import sys, {', '.join(modules)}; print([name for name in {builds!r} if name in sys.modules])"
+    assert run_python(code) == "[]\n"
+
+
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.needs_pipeline])
+def test_a_command_of_the_pipeline_names_the_extra_that_is_missing(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pf_assets.cli.lazy.PIPELINE_PACKAGE", "a_package_that_is_not_installed")
+    monkeypatch.setattr("sys.argv", ["pf", name])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        f"error: pf {name} needs the packages of the pipeline, which are not installed; "
+        "pip install 'pinnerformer[pipeline]'\n"
+    )
+
+
+def test_an_unknown_command_is_an_error_with_a_suggestion() -> None:
+    result = runner.invoke(app, ["recomend"])
+    assert result.exit_code == 2
+    assert "Did you mean 'recommend'" in result.output
+
+
+def test_the_help_of_a_command_has_its_options() -> None:
+    result = runner.invoke(app, ["recommend", "--help"], prog_name="pf")
+    assert result.exit_code == 0
+    assert "Usage: pf recommend [OPTIONS]" in result.output
+    assert "--recent" in result.output
+
+
+def test_the_demo_needs_the_repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("pf_assets.cli.demo.DEMO_SITE", tmp_path / "demo.yaml")
+    result = runner.invoke(app, ["demo"])
+    assert result.exit_code == 1
+    assert "pf demo needs the repository" in str(result.exception)
+
+
+# Commands
 
 
 def test_world_writes_a_site(tmp_path: Path) -> None:

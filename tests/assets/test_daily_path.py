@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from pf_assets.cli import operations
+from pf_assets.cli import operations, releases
 from pf_assets.cli.main import app
 from pf_assets.definitions import build_definitions
 from pf_assets.schedules import KEEP_MODEL, advise
@@ -26,8 +26,7 @@ from pf_core.operations.repair import plan_repair
 from pf_core.operations.status import asset_statuses
 from pf_core.serving.client import Serving
 from pf_core.serving.index import PinIndex
-from pf_core.serving.publish import list_releases
-from pf_core.serving.releases import read_pointer
+from pf_core.serving.releases import list_releases, read_published
 from pf_core.timelines.build import read_bucket, timeline_state
 from tests.support.daily import Rows, check_results, day, make_site, register_model, run, snapshot, write_logs
 from tests.support.sites import START
@@ -95,7 +94,7 @@ def test_schedule_ticks_release_the_day_before(site: Site, stored_instance: dg.D
         assert result.success
         assert all(check_results(result)[name] for name in BLOCKING)
         ds = day(number - 1)
-        assert str(read_pointer(site).current).startswith(ds)
+        assert str(read_published(site).current).startswith(ds)
         assert embedding_state(site).require(ds)["mode"] == "active"
         assert {event.partition for event in result.get_asset_materialization_events() if event.partition} == {
             day(number - 2),  # late rows of this day may have arrived
@@ -254,7 +253,7 @@ def test_a_gap_names_the_command(site: Site, instance: dg.DagsterInstance) -> No
     assert failure is not None
     assert failure.error is not None
     assert f"--partition-range {day(2)}...{day(3)}" in failure.error.to_string()
-    assert str(read_pointer(site).current).startswith(day(1))
+    assert str(read_published(site).current).startswith(day(1))
 
 
 def use(site: Site, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,6 +264,7 @@ def use(site: Site, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatc
         assert run(site, instance, days[0], days[-1], assets=tuple(assets.split(",")), config=config).success
 
     monkeypatch.setattr(operations, "current_site", lambda: site)
+    monkeypatch.setattr(releases, "current_site", lambda: site)
     monkeypatch.setattr(operations, "materialize", materialize)
 
 
@@ -363,7 +363,7 @@ def test_forgetting_does_not_undo_a_rollback(
     use(site, instance, monkeypatch)
     pf("rollback")
     assert "nothing is released now" in pf("forget", str(min(snapshot(site, day(1)))))
-    assert str(read_pointer(site).current).startswith(START)
+    assert str(read_published(site).current).startswith(START)
 
 
 def test_rollback_and_recommendations(
@@ -446,4 +446,4 @@ def test_a_repair_builds_what_is_missing(
     assert run(site, instance, day(2), day(3), assets=("raw_actions", "pin_features", "user_timelines")).success
     use(site, instance, monkeypatch)
     pf("repair", "--since", day(2), "--until", day(3))
-    assert read_pointer(site).current == f"{day(3)}.1"
+    assert read_published(site).current == f"{day(3)}.1"

@@ -236,10 +236,10 @@ def test_a_person_promotes_and_takes_it_back(app: typer.Typer, site: Site, insta
     register(site, "good", is_good=True)
     register(site, "bad", is_good=False)
     verdict(evaluate(site, instance))
-    assert told(app, "2").startswith("error: say why")
+    assert told(app, "2").startswith("error: a promotion needs a reason")
     assert "the champion is version 2, model bad-2" in told(app, "2", "--because", "for a test")
     assert champion_of(site) == "bad-2"
-    assert told(app, "2", "--undo").startswith("error: promote version 2, or --undo")
+    assert told(app, "2", "--undo").startswith("error: a version and --undo are given")
     assert told(app, "7", "--because", "a typo").startswith("error: pinnerformer-small has no version 7")
     assert "the champion is version 1, model good-1" in told(app, "--undo", "--because", "it was a test")
     assert champion_of(site) == "good-1"

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pf_assets.assets.model import PresetName
-from pf_assets.cli.main import _missing_model
+from pf_assets.cli.demo import missing_model
 from pf_assets.definitions import build_definitions
 from pf_assets.launch import train_job
 from pf_assets.launch.processes import _raise_if_failed, command_for
@@ -235,10 +235,10 @@ def test_retrain_keeps_what_was_there(
 
 
 def test_the_demo_makes_what_is_missing(site: Site, trained: dg.ExecuteInProcessResult, tmp_path: Path) -> None:
-    assert _missing_model(SmallSite(tmp_path).site) == ["training_set", "pinnerformer_model"]
-    assert _missing_model(site) == []
+    assert missing_model(SmallSite(tmp_path).site) == ["training_set", "pinnerformer_model"]
+    assert missing_model(site) == []
     other = site.model_copy(update={"training": site.training.model_copy(update={"changes": {"seed": 5}})})
-    assert _missing_model(other) == ["pinnerformer_model"]
+    assert missing_model(other) == ["pinnerformer_model"]
 
 
 def test_two_processes_cancelled_killed_and_still_trained(

@@ -17,7 +17,7 @@ from pf_core.config.site import Site
 from pf_core.embeddings.tables import embedding_state, pin_embedding_state, snapshot_state
 from pf_core.embeddings.vectors import column_of
 from pf_core.serving.index import index_dir
-from pf_core.serving.releases import opened_store, read_pointer, release_root
+from pf_core.serving.releases import opened_store, read_published, release_root
 from tests.support.daily import check_results, day, make_site, register_model, run
 from tests.support.sites import START
 
@@ -86,7 +86,7 @@ def set_count(name: str, value: int) -> Callable[[dict[str, Any]], None]:
 
 def drop_a_stored_user(site: Site) -> None:
     users = snapshot_state(site).open_bucket(LAST, 0).to_table(columns=["user_id"])["user_id"]
-    with opened_store(site, release_root(site) / str(read_pointer(site).current)) as store:
+    with opened_store(site, release_root(site) / str(read_published(site).current)) as store:
         assert store.delete(users.combine_chunks()[:1]) == 1
 
 

@@ -15,8 +15,8 @@ from pf_core.config.site import EngineConfig, Site
 from pf_core.errors import PipelineError
 from pf_core.logs.partition import bucket_files
 from pf_core.serving.client import Serving, UnknownIdError
-from pf_core.serving.publish import forget_users, list_releases, rollback
-from pf_core.serving.releases import Pointer, read_pointer, release_root, replace_pointer
+from pf_core.serving.releases import PublishedReleases, list_releases, read_published, release_root, write_published
+from pf_core.serving.rollback import forget_users, rollback
 from pf_core.storage.cache import fetched
 from pf_core.storage.files import object_store, path_of
 from pf_core.storage.locks import exclusive
@@ -124,7 +124,7 @@ def test_a_release_is_read_as_it_was_published(served: Site) -> None:
     assert not [path for path in release_root(served).iterdir() if path.name.startswith(".building")]
 
 
-def test_services_follow_the_pointer(served: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_services_follow_current_json(served: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pf_core.serving.client.LOOK_EVERY_S", 0.0)
     serving = Serving(served)
     assert serving.release().manifest["release"] == "2026-01-02.1"
@@ -148,14 +148,14 @@ def test_a_forgotten_user_leaves_the_copies_of_other_machines(
     assert serving.release().look_up([USERS[4]]).found_N.all()
 
 
-def test_a_pointer_that_somebody_else_replaced_is_not_overwritten(served: Site) -> None:
-    stale = read_pointer(served)
+def test_a_current_json_that_another_run_replaced_is_not_overwritten(served: Site) -> None:
+    stale = read_published(served)
     rollback(served)
-    with pytest.raises(PipelineError, match=r"was replaced by another run meanwhile\. Nothing was published"):
-        replace_pointer(served, stale)
+    with pytest.raises(PipelineError, match=r"was replaced by another run meanwhile, nothing was published; re-run"):
+        write_published(served, stale)
     with pytest.raises(PipelineError, match="was replaced by another run"):
-        replace_pointer(served, Pointer(current="2026-01-02.1"))
-    assert read_pointer(served).current == "2026-01-01.1"
+        write_published(served, PublishedReleases(current="2026-01-02.1"))
+    assert read_published(served).current == "2026-01-01.1"
 
 
 # Training

@@ -16,9 +16,9 @@ from pf_core.config.site import Site, TimelineConfig
 from pf_core.errors import PipelineError
 from pf_core.serving import redis_store
 from pf_core.serving.client import Serving
-from pf_core.serving.publish import forget_users, rollback
 from pf_core.serving.redis_store import RedisStore
-from pf_core.serving.releases import opened_store, read_pointer, release_root
+from pf_core.serving.releases import opened_store, read_published, release_root
+from pf_core.serving.rollback import forget_users, rollback
 from tests.scale.servers import RedisNodes, free_port
 from tests.serving.test_publish import assert_serves, folders
 from tests.support import releases
@@ -147,7 +147,7 @@ def test_faults_are_sentences_and_the_release_before_stays(
     assert_refused(site_at(f"redis://:{password}@127.0.0.1:{away}"), DAYS[1], rf"{kind} at 127\.0\.0\.1:{away} failed")
     wrong = "invalid username-password pair"
     assert_refused(site_at(right.replace(password, "wr0ng")), DAYS[1], rf"{kind} at {where.split('/')[0]} .*{wrong}")
-    confused = "say cluster: true" if not is_cluster else "Cluster mode is not enabled"
+    confused = "set cluster: true" if not is_cluster else "Cluster mode is not enabled"
     assert_refused(site_at(server if is_cluster else nodes.url, cluster=is_cluster), DAYS[1], confused)
     assert_serves(site, "2026-01-01.1", version=0, users=USERS)
     publish(site, DAYS[1])
@@ -180,7 +180,7 @@ def test_a_node_is_lost_while_users_are_loaded(
         started = time.monotonic()
         assert_refused(site, DAYS[1], "Redis Cluster at")
         assert time.monotonic() - started < 20
-    assert read_pointer(site).current == "2026-01-01.1"
+    assert read_published(site).current == "2026-01-01.1"
     [other, *_] = (port for port in nodes.ports if port != node.port)
     deadline = time.monotonic() + 20
     while nodes.is_whole(other):  # a cluster without one of its masters is down

@@ -1,4 +1,4 @@
-"""What a service sees: one whole release at a time, also while others are published."""
+"""What a service reads: one complete release at a time, also while others are published."""
 
 import shutil
 import subprocess
@@ -16,8 +16,8 @@ from pf_core.days import ds_range, shift_ds
 from pf_core.errors import PipelineError
 from pf_core.serving import client as serving_module
 from pf_core.serving.client import Serving, UnknownIdError
-from pf_core.serving.publish import rollback
-from pf_core.serving.releases import Pointer, read_pointer, release_root
+from pf_core.serving.releases import PublishedReleases, read_published, release_root
+from pf_core.serving.rollback import rollback
 from tests.support.releases import DIM, NUM_PINS, day_of, make_site, publish_day, redis_server, vector_of, watch
 
 REPOSITORY = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def redis_address() -> Iterator[str]:
 
 
 def scores(vector: np.ndarray) -> dict[str, float]:
-    """Of all pins, by hand."""
+    """Scores of all pins for a vector, computed without the index."""
     return {pin: float(vector.astype(np.float32) @ vector_of(pin, 1).astype(np.float32)) for pin in PINS}
 
 
@@ -86,10 +86,10 @@ def test_unknown_ids_have_an_error_of_their_own(site: Site) -> None:
 @pytest.mark.parametrize("user", ["five", "5", None, 1.5, 2**70])
 def test_an_id_of_another_type_is_a_sentence(site: Site, user: object) -> None:
     with pytest.raises(PipelineError, match="user id"):
-        Serving(site).release().embeddings([user])  # type: ignore[list-item]
+        Serving(site).release().embeddings([user])
 
 
-def test_nobody_is_asked_for(site: Site) -> None:
+def test_no_ids_give_no_rows(site: Site) -> None:
     vectors, is_found = Serving(site).release().embeddings([])
     assert (vectors.shape, is_found.shape) == ((0, DIM), (0,))
 
@@ -111,15 +111,15 @@ def test_the_same_release_is_opened_once(site: Site) -> None:
 
 
 def test_a_release_removed_before_it_could_be_opened_is_no_error(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = [Pointer(current="2025-12-31.1")]
+    answers = [PublishedReleases(current="2025-12-31.1")]
 
-    def late(site: Site) -> Pointer:
+    def late(site: Site) -> PublishedReleases:
         if not answers:
-            return read_pointer(site)
+            return read_published(site)
         publish_day(site, DAYS[1], USERS, version=2)
         return answers.pop()
 
-    monkeypatch.setattr(serving_module, "read_pointer", late)
+    monkeypatch.setattr(serving_module, "read_published", late)
     assert Serving(site).release().manifest["release"] == "2026-01-02.1"
 
 
@@ -127,6 +127,22 @@ def test_a_current_release_that_is_gone_is_an_error(site: Site) -> None:
     shutil.rmtree(release_root(site) / "2026-01-01.1")
     with pytest.raises(PipelineError, match=r"the current release 2026-01-01\.1 is gone"):
         Serving(site).release()
+
+
+BUILDS_ONLY = ("torch", "duckdb", "scipy", "lance", "dagster", "mlflow", "s3fs", "pyspark", "redis", "pandas")
+
+
+def test_a_service_imports_nothing_that_only_builds(tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text(make_site(tmp_path).model_dump_json())
+    code = (
+        "import sys, pathlib, pf_core.serving.client\n"
+        "from pf_core.config.site import load_site\n"
+        f"site = load_site(pathlib.Path({str(tmp_path / 'site.yaml')!r}), environment={{}})\n"
+        "pf_core.serving.client.Serving(site)\n"
+        f"print([name for name in {BUILDS_ONLY!r} if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, text=True, capture_output=True, check=True)
+    assert result.stdout == "[]\n"
 
 
 READER = """
@@ -155,11 +171,11 @@ def test_readers_see_only_whole_releases_while_twenty_are_published(tmp_path: Pa
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     seen = _publish_and_watch(site, tmp_path / "over")
-    said, errors = process.communicate()
+    output, errors = process.communicate()
     assert process.returncode == 0, errors
-    assert int(said) >= 5
+    assert int(output) >= 5
     assert all(len(releases) >= 5 for releases in seen)
-    publish_day(site, shift_ds(DAYS[-1], 1), USERS, version=21)  # nobody reads any more
+    publish_day(site, shift_ds(DAYS[-1], 1), USERS, version=21)  # the readers have ended
     assert len([path for path in release_root(site).iterdir() if path.is_dir()]) == 2
 
 
@@ -170,7 +186,7 @@ def test_readers_of_redis_see_only_whole_releases(tmp_path: Path, redis_address:
 
 
 def _publish_and_watch(site: Site, over: Path, num_days: int = 20) -> list[set[str]]:
-    """Publish days, with a rollback in the middle; what the threads that watched have seen."""
+    """Publish days, with a rollback in the middle; returns the releases that each reading thread saw."""
     seen: list[set[str]] = []
     errors: list[BaseException] = []
 

@@ -1,4 +1,4 @@
-"""The index: it finds what exact search finds, is judged before it is published, and is there whole or not at all."""
+"""The index finds what exact search finds, is judged before it is published, and is published completely or not."""
 
 import hashlib
 import os
@@ -22,14 +22,22 @@ from pf_core.config.site import Site
 from pf_core.days import ds_range
 from pf_core.embeddings.tables import pin_embedding_state, snapshot_state
 from pf_core.embeddings.vectors import column_of
-from pf_core.engine.daily_state import Manifest, create_bucket
+from pf_core.engine.daily_state import create_bucket
 from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
 from pf_core.hashing import bucket_of
 from pf_core.schemas import IdType, pin_embeddings_schema, user_embeddings_schema
 from pf_core.serving import index as pin_index
 from pf_core.serving.build_index import build_index_days
-from pf_core.serving.index import PinIndex, index_dir, index_manifest, merge_hits, require_index, search_shard
+from pf_core.serving.index import (
+    IndexManifest,
+    PinIndex,
+    index_dir,
+    index_manifest,
+    merge_hits,
+    require_index,
+    search_shard,
+)
 
 REPOSITORY = Path(__file__).parents[2]
 DAYS = ds_range("2026-01-01", "2026-01-05")
@@ -108,9 +116,11 @@ def publish_day(site: Site, ds: str, *, num_pins: int = 400, seed: int = 0) -> N
     publish_users(site, ds, unit_vectors(200, seed=1000 + seed))
 
 
-def build(site: Site, days: Sequence[str], said: list[str] | None = None, num_workers: int = 1) -> list[Manifest]:
+def build(
+    site: Site, days: Sequence[str], messages: list[str] | None = None, num_workers: int = 1
+) -> list[IndexManifest]:
     with LocalEngine(num_workers=num_workers, memory_mb=256, temp_dir=site.directory / "tmp") as engine:
-        progress = (lambda _: None) if said is None else said.append
+        progress = (lambda _: None) if messages is None else messages.append
         return list(build_index_days(site, days, engine=engine, progress=progress))
 
 
@@ -140,7 +150,7 @@ def test_a_search_gives_what_exact_search_gives(tmp_path: Path, id_type: IdType,
     index = open_index(site, DAYS[0])
     label, score = index.search(users, 10)
     expected_label, expected_score = exact(users, pins, 10)
-    assert (label.dtype, score.dtype) == (np.int64, np.float32)
+    assert (label.dtype, score.dtype) == (np.dtype(np.int64), np.dtype(np.float32))
     assert label.tolist() == expected_label.tolist()
     np.testing.assert_allclose(score, expected_score, atol=1e-6)
     assert index.pin_ids.to_pylist() == ids
@@ -154,15 +164,15 @@ def test_shards_are_linked_side_by_side(tmp_path: Path) -> None:
     site = make_site(tmp_path, num_shards=3, target_recall=1.0)
     publish_pins(site, DAYS[0], unit_vectors(500))
     publish_users(site, DAYS[0], unit_vectors(100, seed=1))
-    said: list[str] = []
-    [manifest] = build(site, DAYS[:1], said, num_workers=2)
-    assert [f"pin_index {DAYS[0]}: {done} of 3 shards are linked" in said for done in (1, 2, 3)] == [True] * 3
+    messages: list[str] = []
+    [manifest] = build(site, DAYS[:1], messages, num_workers=2)
+    assert [f"pin_index {DAYS[0]}: {done} of 3 shards are linked" in messages for done in (1, 2, 3)] == [True] * 3
     assert sum(manifest["pins_of_shard"]) == 500
     label, _ = open_index(site, DAYS[0]).search(unit_vectors(100, seed=1), 10)
     assert label.tolist() == exact(unit_vectors(100, seed=1), unit_vectors(500), 10)[0].tolist()
 
 
-def test_shards_without_pins_have_no_file_and_are_no_matter(tmp_path: Path) -> None:
+def test_shards_without_pins_have_no_file_and_change_nothing(tmp_path: Path) -> None:
     site = make_site(tmp_path, num_shards=64)
     publish_day(site, DAYS[0], num_pins=5)
     [manifest] = build(site, DAYS[:1])
@@ -174,7 +184,7 @@ def test_shards_without_pins_have_no_file_and_are_no_matter(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("num_shards", [1, 4])
-def test_more_may_be_asked_for_than_there_is(tmp_path: Path, num_shards: int) -> None:
+def test_a_search_for_more_pins_than_there_are_returns_all(tmp_path: Path, num_shards: int) -> None:
     site = make_site(tmp_path, num_shards=num_shards)
     publish_day(site, DAYS[0], num_pins=300)
     build(site, DAYS[:1])
@@ -212,7 +222,7 @@ def test_merging_is_exact_with_ties_by_label(parts: list[list[tuple[float, int]]
 
 
 def test_pins_that_the_graph_cannot_reach_are_found_all_the_same() -> None:
-    """Many equal pins with few links fall apart into islands; hnswlib refuses to give fewer than it was asked for."""
+    """Many equal pins with few links fall apart into islands; hnswlib raises an error instead of returning fewer."""
     rng = np.random.default_rng(0)
     pins = rng.normal(size=(40, 4))[rng.integers(0, 40, 2000)].astype(np.float32)
     graph = hnswlib.Index(space="ip", dim=4)
@@ -228,7 +238,8 @@ def test_pins_that_the_graph_cannot_reach_are_found_all_the_same() -> None:
 
 
 def test_a_pin_is_found_by_its_id_and_gives_its_vector(tmp_path: Path) -> None:
-    for id_type, absent in (("string", ["", "p00000x", "zz"]), ("int", [-51, 0, 10**9])):
+    absent_ids: dict[IdType, list[Any]] = {"string": ["", "p00000x", "zz"], "int": [-51, 0, 10**9]}
+    for id_type, absent in absent_ids.items():
         site = make_site(tmp_path / id_type, id_type=id_type, num_shards=3)
         pins = unit_vectors(300)
         ids = publish_pins(site, DAYS[0], pins)
@@ -249,7 +260,7 @@ def test_threads_share_an_index_and_load_each_shard_once(tmp_path: Path, monkeyp
     loaded: list[int] = []
     load = pin_index.load_shard
 
-    def slowly(folder: Path, description: Manifest, number: int, *, ef: int) -> Any:
+    def slowly(folder: Path, description: IndexManifest, number: int, *, ef: int) -> Any:
         loaded.append(number)
         time.sleep(0.02)
         return load(folder, description, number, ef=ef)
@@ -274,7 +285,7 @@ def test_threads_share_an_index_and_load_each_shard_once(tmp_path: Path, monkeyp
     assert sorted(loaded) == [0, 1, 2]
 
 
-def test_what_is_missing_or_damaged_is_said(tmp_path: Path) -> None:
+def test_missing_and_damaged_files_are_errors(tmp_path: Path) -> None:
     site = make_site(tmp_path)
     publish_day(site, DAYS[0])
     build(site, DAYS[:1])
@@ -294,8 +305,8 @@ def test_what_is_missing_or_damaged_is_said(tmp_path: Path) -> None:
 def test_the_smallest_ef_that_is_good_enough_is_taken_and_kept(tmp_path: Path) -> None:
     site = make_site(tmp_path, links=4, ef_construction=20, target_recall=0.9)
     publish_day(site, DAYS[0], num_pins=3000)
-    said: list[str] = []
-    [manifest] = build(site, DAYS[:1], said)
+    messages: list[str] = []
+    [manifest] = build(site, DAYS[:1], messages)
     tried = manifest["ef_tried"]
     assert [step["ef"] for step in tried] == [10, 16, 24, 32, 48, 64, 96, 128, 192, 256][: len(tried)]
     assert len(tried) > 1
@@ -303,7 +314,7 @@ def test_the_smallest_ef_that_is_good_enough_is_taken_and_kept(tmp_path: Path) -
     assert manifest["recall_at_10"] == tried[-1]["recall_at_10"] >= 0.9
     assert manifest["ef"] == tried[-1]["ef"]
     assert manifest["judged_users"] == 100
-    assert any(f"ef {manifest['ef']} finds" in line and "for 100 users" in line for line in said)
+    assert any(f"ef {manifest['ef']} finds" in line and "for 100 users" in line for line in messages)
     index = open_index(site, DAYS[0])
     index.search(unit_vectors(1), 10)
     assert index._shard(0).ef == manifest["ef"]
@@ -316,7 +327,7 @@ def test_the_smallest_ef_that_is_good_enough_is_taken_and_kept(tmp_path: Path) -
 def test_an_index_that_misses_the_target_is_not_published(tmp_path: Path) -> None:
     bad = make_site(tmp_path, links=2, ef_construction=10, max_ef=12, target_recall=0.99)
     publish_day(bad, DAYS[0], num_pins=3000)
-    with pytest.raises(PipelineError, match=r"less than target_recall 0.99; nothing was published. Raise max_ef, or"):
+    with pytest.raises(PipelineError, match=r"less than target_recall 0.99; nothing was published; raise max_ef, or"):
         build(bad, DAYS[:1])
     assert index_manifest(bad, DAYS[0]) is None
     assert list(index_dir(bad, DAYS[0]).iterdir()) == []
@@ -367,11 +378,11 @@ def inode(site: Site, ds: str) -> int:
 def test_the_same_inputs_are_not_built_again(tmp_path: Path) -> None:
     site = make_site(tmp_path)
     publish_day(site, DAYS[0])
-    said: list[str] = []
-    [first] = build(site, DAYS[:1], said)
-    [again] = build(site, DAYS[:1], said)
+    messages: list[str] = []
+    [first] = build(site, DAYS[:1], messages)
+    [again] = build(site, DAYS[:1], messages)
     assert again == first
-    assert said[-1] == "pin_index 2026-01-01: unchanged, 400 pins"
+    assert messages[-1] == "pin_index 2026-01-01: unchanged, 400 pins"
     before = inode(site, DAYS[0])
     [judged] = build(make_site(tmp_path, target_recall=0.5), DAYS[:1])
     assert judged["build"] > first["build"]
@@ -414,13 +425,13 @@ def test_old_days_are_removed_but_not_what_is_linked_elsewhere(tmp_path: Path) -
 KILLED = """
 import sys, time
 from pathlib import Path
-from pf_core.serving import build_index as index_build
+from pf_core.serving import build_index
 from tests.serving.test_index import DAYS, build, make_site
 root, where = Path(sys.argv[1]), sys.argv[2]
 def wait(*arguments, **options):
     (root / "half done").touch()
     time.sleep(60)
-setattr(index_build, where, wait)
+setattr(build_index, where, wait)
 build(make_site(root, links=8, num_shards=2), DAYS[:1])
 """
 

@@ -1,7 +1,8 @@
-"""Publishing, rolling back, forgetting; and what a reader sees when any of it is interrupted."""
+"""Publishing, rolling back and forgetting users; and what a reader sees when they are interrupted."""
 
 import json
 import os
+import pickle
 import resource
 import shutil
 import signal
@@ -18,12 +19,23 @@ import redis
 
 from pf_core.config.site import Site
 from pf_core.embeddings.tables import snapshot_state
+from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
+from pf_core.serving.build_index import build_index_days
 from pf_core.serving.client import Serving
 from pf_core.serving.lmdb_store import LmdbStore
-from pf_core.serving.publish import forget_users, list_releases, rollback
+from pf_core.serving.publish import publish_release
 from pf_core.serving.redis_store import RedisStore
-from pf_core.serving.releases import DESCRIPTION, POINTER, Pointer, opened_store, read_pointer, release_root
+from pf_core.serving.releases import (
+    CURRENT,
+    DESCRIPTION,
+    PublishedReleases,
+    list_releases,
+    opened_store,
+    read_published,
+    release_root,
+)
+from pf_core.serving.rollback import forget_users, rollback
 from tests.support.releases import (
     NUM_PINS,
     make_site,
@@ -31,6 +43,7 @@ from tests.support.releases import (
     publish,
     publish_day,
     redis_server,
+    silent,
     vector_of,
     write_day,
     write_snapshot,
@@ -66,7 +79,7 @@ def folders(site: Site) -> list[str]:
 
 
 def assert_serves(site: Site, release: str, version: int, users: list[int] = USERS) -> None:
-    """A new reader sees this release, all of it, and nothing of another."""
+    """Assert that a new reader sees all of this release and nothing of another."""
     opened = Serving(site).release()
     assert opened.manifest["release"] == release
     assert opened.manifest["model_version"] == model_of(version)
@@ -81,30 +94,30 @@ def assert_serves(site: Site, release: str, version: int, users: list[int] = USE
 # Publishing
 
 
-def test_a_release_says_what_it_is(site: Site) -> None:
+def test_a_release_has_a_manifest(site: Site) -> None:
     write_day(site, DAYS[0], USERS, version=1)
-    said: list[str] = []
-    manifest = publish(site, DAYS[0], progress=said.append)
+    messages: list[str] = []
+    manifest = publish(site, DAYS[0], progress=messages.append)
     assert manifest["release"] == "2026-01-01.1"
     assert manifest["counts"] == {"users": 1500, "pins": NUM_PINS}
     assert manifest["model_version"] == "model-1"
     assert manifest["store"]["kind"] == site.serving.store.kind
     assert manifest["checks"]["users_in_store"] == manifest["checks"]["users_in_snapshot"] == 1500
     assert manifest["checks"]["users_read_back_equal"] >= 1000
-    assert "2026-01-01.1 is current" in said[-1]
+    assert "2026-01-01.1 is current" in messages[-1]
     assert json.loads((release_root(site) / "2026-01-01.1" / DESCRIPTION).read_text()) == manifest
-    assert "s3cret" not in json.dumps(manifest) + json.dumps(said)
+    assert "s3cret" not in json.dumps(manifest) + json.dumps(messages)
     assert_serves(site, "2026-01-01.1", version=1)
 
 
 def test_publishing_the_same_again_changes_nothing(site: Site) -> None:
     first = publish_day(site, DAYS[0], USERS, version=1)
-    before = (release_root(site) / POINTER).stat()
+    before = (release_root(site) / CURRENT).stat()
     assert publish(site, DAYS[0]) == first
-    assert (release_root(site) / POINTER).stat() == before
+    assert (release_root(site) / CURRENT).stat() == before
 
 
-def test_a_store_that_lost_users_is_published_anew(site: Site) -> None:
+def test_a_store_that_lost_users_is_published_again(site: Site) -> None:
     publish_day(site, DAYS[0], USERS, version=1)
     with opened_store(site, release_root(site) / "2026-01-01.1") as store:
         store.delete(pa.array(USERS[:7]))
@@ -197,7 +210,7 @@ def test_values_that_changed_on_the_way_are_noticed_before_publishing(
     with pytest.raises(PipelineError, match="differ from the snapshot"):
         publish(site, DAYS[0])
     assert folders(site) == []
-    assert read_pointer(site) == Pointer()
+    assert read_published(site) == PublishedReleases()
 
 
 def test_the_index_is_linked_and_survives_its_partition(tmp_path: Path) -> None:
@@ -230,7 +243,9 @@ def test_old_releases_go_and_the_newest_stay(site: Site) -> None:
     for version, ds in enumerate(DAYS):
         publish_day(site, ds, USERS[:50], version)
     assert folders(site) == ["2026-01-03.1", "2026-01-04.1", "2026-01-05.1"]
-    assert read_pointer(site) == Pointer(current="2026-01-05.1", previous=("2026-01-03.1", "2026-01-04.1"), revision=5)
+    assert read_published(site) == PublishedReleases(
+        current="2026-01-05.1", previous=("2026-01-03.1", "2026-01-04.1"), revision=5
+    )
     listed = [(manifest["release"], manifest["is_current"]) for manifest in list_releases(site)]
     assert listed == [("2026-01-05.1", True), ("2026-01-04.1", False), ("2026-01-03.1", False)]
 
@@ -245,7 +260,7 @@ def test_a_release_that_is_read_stays_until_it_is_not(tmp_path: Path) -> None:
     assert folders(site) == ["2026-01-01.1", "2026-01-03.1", "2026-01-04.1"]
     with pytest.raises(PipelineError, match="there is no release"):
         rollback(site, to="2026-01-01.1")
-    assert forget_users(site, pa.array([3]))["2026-01-01.1"] == 1  # for those who read it, too
+    assert forget_users(site, pa.array([3]))["2026-01-01.1"] == 1  # also for readers that have it open
     assert not held.embeddings([3])[1].any()
     del held
     publish_day(site, DAYS[4], USERS[:50], version=4)
@@ -270,7 +285,7 @@ def test_a_rollback_can_be_undone(site: Site) -> None:
     rollback(site, to="2026-01-01.1")
     rollback(site, to="2026-01-03.1")
     assert_serves(site, "2026-01-03.1", version=2, users=USERS[:50])
-    assert read_pointer(site).previous == ("2026-01-01.1",)
+    assert read_published(site).previous == ("2026-01-01.1",)
 
 
 def test_a_withdrawn_release_goes_with_the_next_publication_and_its_id_never_returns(site: Site) -> None:
@@ -297,7 +312,7 @@ def test_rollback_refuses_what_is_not_there_or_not_whole(site: Site) -> None:
     with pytest.raises(PipelineError, match="48 of 50 users"):
         rollback(site)
     shutil.rmtree(release_root(site) / "2026-01-01.1")
-    with pytest.raises(PipelineError, match="not there any more"):
+    with pytest.raises(PipelineError, match="does not exist any more"):
         rollback(site)
     assert_serves(site, "2026-01-02.1", version=1, users=USERS[:50])
 
@@ -321,7 +336,7 @@ def test_a_user_on_the_deletion_list_does_not_come_back(site: Site) -> None:
         publish_day(site, ds, USERS[:50], version)
     assert site.deletion_list is not None
     Path(site.deletion_list).write_text("3\n4\n")
-    manifest = publish(site, DAYS[1])  # of a snapshot that still has them
+    manifest = publish(site, DAYS[1])  # the snapshot still has them
     assert manifest["release"] == "2026-01-02.2"
     assert manifest["counts"]["users"] == 48
     assert manifest["checks"]["forgotten_left_out"] == 2
@@ -335,19 +350,19 @@ def test_a_user_on_the_deletion_list_does_not_come_back(site: Site) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"current": null, "previous": [], "withdrawn": []}', '"x"', "{}"])
-def test_a_damaged_pointer_is_an_error_with_what_to_do(tmp_path: Path, content: str) -> None:
+def test_a_damaged_current_json_is_an_error_with_what_to_do(tmp_path: Path, content: str) -> None:
     site = make_site(tmp_path)
     publish_day(site, DAYS[0], USERS[:50], version=1)
-    (release_root(site) / POINTER).write_text(content)
+    (release_root(site) / CURRENT).write_text(content)
     for attempt in (lambda: Serving(site).release(), lambda: rollback(site), lambda: list_releases(site)):
-        with pytest.raises(PipelineError, match=r"is damaged.*remove the file, and publish again"):
+        with pytest.raises(PipelineError, match=r"is damaged.*; remove the file, and publish again"):
             attempt()
-    (release_root(site) / POINTER).unlink()
+    (release_root(site) / CURRENT).unlink()
     assert publish(site, DAYS[0])["release"] == "2026-01-01.2"
     assert_serves(site, "2026-01-01.2", version=1, users=USERS[:50])
 
 
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+def test_an_unknown_folder_is_not_removed(tmp_path: Path) -> None:
     site = make_site(tmp_path)
     (release_root(site) / "2026-01-01.backup").mkdir(parents=True)
     publish_day(site, DAYS[0], USERS[:50], version=1)
@@ -374,7 +389,7 @@ def test_a_redis_that_stays_away_is_the_reason_every_time(tmp_path: Path, redis_
         with pytest.raises(PipelineError, match=r"Redis at 127\.0\.0\.1:1 failed"):
             publish(away, DAYS[0])
     assert folders(away) == [".building-2026-01-01.1", ".building-2026-01-01.2"]
-    moved = make_site(tmp_path)  # as if it were gone for good
+    moved = make_site(tmp_path)  # as if Redis were gone for good
     assert publish(moved, DAYS[0])["release"] == "2026-01-01.3"
     assert_serves(moved, "2026-01-01.3", version=1, users=USERS[:50])
     back = make_site(tmp_path, store={"kind": "redis", "url": redis_address, "key_prefix": tmp_path.name})
@@ -382,7 +397,7 @@ def test_a_redis_that_stays_away_is_the_reason_every_time(tmp_path: Path, redis_
     assert folders(back) == ["2026-01-01.3", "2026-01-01.4"]
 
 
-def test_redis_hears_of_the_release_at_the_next_run_if_it_was_away(
+def test_a_release_that_redis_missed_is_announced_by_the_next_run(
     tmp_path: Path, redis_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = make_site(tmp_path, store={"kind": "redis", "url": redis_address, "key_prefix": tmp_path.name})
@@ -412,28 +427,59 @@ def test_a_release_in_redis_needs_redis_in_the_site_file(tmp_path: Path, redis_a
     assert_serves(moved, "2026-01-02.1", version=2, users=USERS[:50])
 
 
+class RecordingEngine(LocalEngine):
+    """Keeps the tasks of every `map_buckets`, pickled as they are sent to other machines."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(num_workers=1, memory_mb=256, temp_dir=root)
+        self.sent: dict[str, bytes] = {}
+
+    def map_buckets(self, function: Any, tasks: Any, progress: Any = None) -> Any:
+        self.sent[function.__name__] = pickle.dumps(tasks)
+        return super().map_buckets(function, tasks, progress)
+
+
+def test_only_the_task_that_loads_redis_carries_its_password(tmp_path: Path, redis_address: str) -> None:
+    store = {"kind": "redis", "url": redis_address, "key_prefix": tmp_path.name}
+    site = make_site(tmp_path, store=store, index={"num_shards": 3})
+    write_day(site, DAYS[0], USERS[:50], version=1)
+    shutil.rmtree(site.directory / "pin_index")
+    engine = RecordingEngine(tmp_path / "tmp")
+    with engine:
+        list(build_index_days(site, DAYS[:1], engine=engine, progress=silent))
+        publish_release(site, DAYS[0], engine=engine, progress=silent)
+    assert {name: b"s3cret" in tasks for name, tasks in engine.sent.items()} == {
+        "_link_shard": False,
+        "_load_into_redis": True,
+    }
+    [task, *_] = pickle.loads(engine.sent["_load_into_redis"])
+    assert "s3cret" not in repr(task)
+    assert "s3cret" not in pickle.dumps(task.read).decode("latin-1")
+    assert not any(b"pf_core.config.site" in tasks for tasks in engine.sent.values())
+
+
 # Interruptions: a process is killed, or refused disk space, at a chosen moment
 
 KILLED_AT = {
-    "in the store": "loading._judge",  # at its third bucket
-    "named": "release.replace_pointer",
-    "pointed to": "pointer.sync",
+    "in the store": "load_store._validate",  # at its third bucket
+    "named": "publish.write_published",
+    "pointed to": "releases.sync",
 }
 PUBLISH = """
 import os, signal, sys
 from pathlib import Path
-from pf_core.serving import load_store as loading, releases as pointer, publish as release
+from pf_core.serving import load_store, publish as publishing, releases
 from tests.support.releases import make_site, publish
 import json
 
 root, serving, ds, where = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3], sys.argv[4]
-holder = {"loading": loading, "pointer": pointer, "release": release}[where.rpartition(".")[0]]
+holder = {"load_store": load_store, "publish": publishing, "releases": releases}[where.rpartition(".")[0]]
 original = getattr(holder, where.rpartition(".")[2])
 calls = []
 
 def kill(*arguments):
     calls.append(arguments)
-    if len(calls) == (3 if where.endswith("_judge") else 1):
+    if len(calls) == (3 if where.endswith("_validate") else 1):
         os.kill(os.getpid(), signal.SIGKILL)
     return original(*arguments)
 
@@ -497,12 +543,12 @@ def test_no_room_for_the_store(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
-        with pytest.raises(PipelineError, match=r"the users cannot be written to .* see that the disk is not full"):
+        with pytest.raises(PipelineError, match=r"the users cannot be written to .*; check that the disk is not full"):
             publish(site, DAYS[1])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert_serves(site, "2026-01-01.1", version=1)
-    assert folders(site) == ["2026-01-01.1"]  # what there was of it takes no room
+    assert folders(site) == ["2026-01-01.1"]  # the unfinished release is removed
     publish(site, DAYS[1])
     assert_serves(site, "2026-01-02.1", version=2)
 
@@ -523,7 +569,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         publish_day(site, DAYS[0], USERS, version=1)
         (mounted / "filler").write_bytes(bytes(shutil.disk_usage(mounted).free - 65_536))
         write_day(site, DAYS[1], USERS, version=2)
-        with pytest.raises(PipelineError, match="see that the disk is not full"):
+        with pytest.raises(PipelineError, match="check that the disk is not full"):
             publish(site, DAYS[1])
         assert_serves(site, "2026-01-01.1", version=1)
         assert folders(site) == ["2026-01-01.1"]

@@ -1,4 +1,4 @@
-"""Both stores through one suite: what was put in comes out to the bit, and nothing else does."""
+"""One suite for both stores: they return the values that were stored, bit for bit, and nothing else."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from pf_core.errors import PipelineError
 from pf_core.serving import lmdb_store as store_module
 from pf_core.serving import redis_store as redis_store_module
 from pf_core.serving.lmdb_store import LmdbStore
-from pf_core.serving.redis_store import RedisStore
+from pf_core.serving.redis_store import RedisLocation, RedisStore
 from pf_core.serving.store import UserStore
 from tests.support.releases import DIM, NUM_BUCKETS, redis_server, split_rows, user_rows
 
@@ -35,7 +35,7 @@ def redis_address() -> Iterator[str]:
 
 @pytest.fixture(params=["lmdb", "redis"])
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
-    """Opens the same store anew at every call."""
+    """Returns a function that opens the same store at every call."""
     made: list[UserStore] = []
 
     def make() -> UserStore:
@@ -54,7 +54,14 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeS
 
 def redis_store(address: str, release: str = "2026-01-01.1") -> RedisStore:
     return RedisStore(
-        address, is_cluster=False, prefix="pf:small", release=release, num_buckets=NUM_BUCKETS, embedding_dim=DIM
+        RedisLocation(
+            url=address,
+            is_cluster=False,
+            prefix="pf:small",
+            release=release,
+            num_buckets=NUM_BUCKETS,
+            embedding_dim=DIM,
+        )
     )
 
 
@@ -205,7 +212,7 @@ def test_one_process_may_open_a_store_many_times(tmp_path: Path) -> None:
             for _ in range(50):
                 store = lmdb_store(tmp_path)
                 assert_holds(store, rows)
-                del store  # closed when nobody has it
+                del store  # closes it: this was the only reference
         except BaseException as error:
             errors.append(error)
 
@@ -229,7 +236,7 @@ def test_a_store_of_other_dimensions_is_called_damaged(tmp_path: Path) -> None:
 def test_a_service_that_may_not_write_can_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_of(INT_IDS)
     build(lmdb_store(tmp_path), rows)
-    monkeypatch.setattr(store_module.os, "access", lambda path, mode: False)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
     store = lmdb_store(tmp_path)
     assert_holds(store, rows)
     with pytest.raises(PipelineError, match="cannot be deleted"):
@@ -253,6 +260,7 @@ def test_any_client_can_look_a_user_up_in_redis(redis_address: str) -> None:
     build(store, rows)
     [bucket] = [bucket for bucket, part in split_rows(rows) if part.num_rows]
     value = store._client.hget(f"pf:small:2026-01-01.1:{bucket}", "-5")
+    assert isinstance(value, bytes)
     assert value[4:] == matrix_of(rows["embedding"]).tobytes()
     assert int.from_bytes(value[:4], "little") == (rows["computed_ds"][0].as_py() - date(1970, 1, 1)).days
     store.drop()

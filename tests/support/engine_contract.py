@@ -11,7 +11,7 @@ from pf_core.embeddings.tables import pin_embedding_state
 from pf_core.embeddings.vectors import matrix_of
 from pf_core.logs.partition import bucket_files
 from pf_core.serving.index import index_manifest
-from pf_core.serving.publish import list_releases
+from pf_core.serving.releases import list_releases
 from pf_core.storage.files import path_of, read_parquet, upload
 from pf_core.timelines.build import read_bucket, timeline_state
 from tests.support.daily import day, make_site, register_model, run, snapshot

@@ -32,7 +32,9 @@ from pf_core.hashing import bucket_of, digest_of
 from pf_core.schemas import IdType, pin_embeddings_schema, user_embeddings_schema
 from pf_core.serving.build_index import build_index_days
 from pf_core.serving.client import Serving
+from pf_core.serving.index import IndexManifest
 from pf_core.serving.publish import publish_release
+from pf_core.serving.releases import ReleaseManifest
 from tests.support.sites import SmallSite
 
 DIM = 8
@@ -104,7 +106,7 @@ def write_snapshot(site: Site, ds: str, users: Sequence[int | str], version: int
     )
 
 
-def write_index(site: Site, ds: str, version: int) -> Manifest:
+def write_index(site: Site, ds: str, version: int) -> IndexManifest:
     """Pins pin00, pin01, …; the interest of each names the version."""
     state = pin_embedding_state(site)
     names = [f"pin{number:02d}" for number in range(NUM_PINS)]
@@ -131,12 +133,12 @@ def write_day(site: Site, ds: str, users: Sequence[int | str], version: int) -> 
     write_index(site, ds, version)
 
 
-def publish(site: Site, ds: str, *, num_workers: int = 1, progress: Callable[[str], None] = silent) -> Manifest:
+def publish(site: Site, ds: str, *, num_workers: int = 1, progress: Callable[[str], None] = silent) -> ReleaseManifest:
     with LocalEngine(num_workers=num_workers, memory_mb=256, temp_dir=site.workspace / "tmp") as engine:
         return publish_release(site, ds, engine=engine, progress=progress)
 
 
-def publish_day(site: Site, ds: str, users: Sequence[int | str], version: int) -> Manifest:
+def publish_day(site: Site, ds: str, users: Sequence[int | str], version: int) -> ReleaseManifest:
     write_day(site, ds, users, version)
     return publish(site, ds)
 

@@ -1,0 +1,93 @@
+"""`pf` commands that read releases, and rollback: they need the base installation only."""
+
+import importlib.util
+from typing import Annotated
+
+import typer
+
+from pf_assets.settings import current_site
+from pf_core.config.site import Site
+from pf_core.errors import PipelineError, materialize_command
+from pf_core.logs.deletion_list import parse_user_id
+from pf_core.serving.client import Serving
+from pf_core.serving.releases import list_releases
+from pf_core.serving.rollback import rollback as rollback_release
+
+NUM_RECENT = 10
+
+
+def recommend(
+    user: Annotated[str, typer.Argument(help="user id, as in the logs")],
+    k: Annotated[int, typer.Option("-k", min=1, help="number of pins")] = 10,
+    recent: Annotated[int, typer.Option(help="number of the user's newest actions to show")] = NUM_RECENT,
+) -> None:
+    """Show the pins nearest to a user in the current release, and the user's newest actions."""
+    show_recommendations(current_site(), user, k=k, recent=recent)
+
+
+def show_recommendations(site: Site, user: str, *, k: int, recent: int) -> None:
+    release = Serving(site).release()
+    user_id = parse_user_id(user, site.source.actions.user_id.type)
+    hits = release.recommend(user_id, k=k)
+    manifest = release.manifest
+    typer.secho(f"user {user} in release {manifest['release']} (model {manifest['model_version']})", bold=True)
+    _show_newest_actions(site, manifest["ds"], user_id, recent)
+    typer.echo("  recommended pins:")
+    for hit in hits:
+        typer.echo(f"    {hit.score:.3f}  {hit.pin_id!s:<16} {hit.interest}")
+
+
+def _show_newest_actions(site: Site, ds: str, user_id: int | str, limit: int) -> None:
+    """Timelines are Lance datasets, which the base installation does not read; recommendations do not need them."""
+    if importlib.util.find_spec("lance") is None:
+        typer.echo("  newest actions: not shown, they need Lance; pip install 'pinnerformer[pipeline]'")
+        return
+    from pf_core.operations.inspect import newest_actions
+
+    rows = newest_actions(site, ds, user_id, limit)
+    if rows:
+        typer.echo(f"  newest actions until {ds}:")
+    for row in rows:
+        typer.echo(f"    {row['ts']:%Y-%m-%d %H:%M}  {row['action_type']:<12} {row['pin_id']!s:<16} {row['interest']}")
+
+
+def similar(
+    pin: Annotated[str, typer.Argument(help="pin id, as in the logs")],
+    k: Annotated[int, typer.Option("-k", min=1, help="number of pins")] = 10,
+) -> None:
+    """Show the pins nearest to a pin in the current release."""
+    site = current_site()
+    release = Serving(site).release()
+    pin_id: int | str = pin
+    if site.source.pins.pin_id.type == "int":
+        if not pin.lstrip("-").isdigit():
+            raise PipelineError(f"{pin!r} is not an integer pin id")
+        pin_id = int(pin)
+    for hit in release.similar(pin_id, k=k):
+        typer.echo(f"{hit.score:.3f}  {hit.pin_id!s:<16} {hit.interest}")
+
+
+def releases() -> None:
+    """List the releases, newest first; an arrow marks the current one."""
+    found = list_releases(current_site())
+    if not found:
+        typer.echo(f"no release yet; publish one with: {materialize_command('release', 'DAY')}")
+    for manifest in found:
+        mark = "→" if manifest["is_current"] else " "
+        counts = manifest["counts"]
+        typer.echo(
+            f"{mark} {manifest['release']:<14} {counts['users']:>9,} users  {counts['pins']:>9,} pins  "
+            f"model {manifest['model_version']}  built {manifest['created_at']}"
+        )
+
+
+def rollback(
+    to: Annotated[
+        str | None, typer.Option(help="release to return to, from `pf releases`; by default the previous one")
+    ] = None,
+) -> None:
+    """Make an earlier release the current one, at once, and withdraw the releases after it."""
+    manifest = rollback_release(current_site(), to=to)
+    typer.echo(
+        f"current is {manifest['release']}: {manifest['counts']['users']:,} users, model {manifest['model_version']}"
+    )
