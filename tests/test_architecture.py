@@ -41,7 +41,7 @@ KNOWS_NO_SITE = ("model", "metrics")
 OUTSIDE = {
     "pf_core": set(
         "botocore duckdb hnswlib lance lmdb numpy pyarrow pydantic".split()
-        + "pyspark redis safetensors scipy torch upath yaml".split()
+        + "pyspark redis safetensors scipy torch typing_extensions upath yaml".split()
     ),
     "pf_core/world": {"numpy", "pyarrow"},
     "pf_assets": set("dagster dagster_pipes jinja2 matplotlib mlflow sqlalchemy typer".split()),

@@ -7,7 +7,7 @@ candidates. All are Lance state with one version per day. A day has one model ve
 from typing import Literal, TypedDict
 
 from pf_core.config.site import Site
-from pf_core.engine.daily_state import DailyState, DayManifest
+from pf_core.engine.daily_state import DailyState, StateManifest
 
 Mode = Literal["active", "everyone"]
 """Which users a day embeds: those active on it, or everyone with a timeline."""
@@ -65,7 +65,7 @@ class UserEmbeddingContent(TypedDict):
     seconds: float
 
 
-class UserEmbeddingManifest(DayManifest, UserEmbeddingContent):
+class UserEmbeddingManifest(StateManifest, UserEmbeddingContent):
     """Manifest of a partition of user_embeddings."""
 
 
@@ -130,7 +130,7 @@ class SnapshotContent(SnapshotSummary):
     seconds: float
 
 
-class SnapshotManifest(DayManifest, SnapshotContent):
+class SnapshotManifest(StateManifest, SnapshotContent):
     """Manifest of a partition of user_embedding_snapshot."""
 
 
@@ -164,7 +164,7 @@ class PinEmbeddingContent(TypedDict):
     seconds: float
 
 
-class PinEmbeddingManifest(DayManifest, PinEmbeddingContent):
+class PinEmbeddingManifest(StateManifest, PinEmbeddingContent):
     """Manifest of a partition of pin_embeddings."""
 
 

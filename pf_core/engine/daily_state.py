@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Generic, TypedDict, TypeVar, cast
+from typing import Any, Generic, TypedDict, cast
 
 import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from lance.fragment import write_fragments
+from typing_extensions import TypeVar
 
 from pf_core.engine.base import Engine
 from pf_core.errors import PipelineError, materialize_command
@@ -26,18 +27,6 @@ from pf_core.storage.files import read_json, remove_tree, write_json
 from pf_core.storage.locks import exclusive
 
 Manifest = dict[str, Any]
-
-ManifestT = TypeVar("ManifestT", bound=Mapping[str, Any])
-
-
-class DayManifest(TypedDict):
-    """Keys that `publish` adds to every manifest; an asset's own TypedDict extends it."""
-
-    ds: str
-    num_buckets: int
-    versions: list[int]
-    """Lance version of each bucket."""
-
 
 BATCH_ROWS = 8192
 
@@ -51,9 +40,22 @@ MAX_FRAGMENT_ROWS = 1 << 30
 FRAGMENT_SHIFT, OFFSET_MASK = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
+class StateManifest(TypedDict):
+    """What every state asset's manifest has; an asset adds what it records of its own."""
+
+    ds: str
+    num_buckets: int
+    versions: list[int]
+    """Lance version of each bucket's dataset."""
+
+
+M = TypeVar("M", bound=Mapping[str, Any], default=Manifest)
+"""Type of an asset's manifest: a TypedDict that extends StateManifest; by default a plain dict."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class DailyState(Generic[ManifestT]):
-    """Where a state asset lies and how to open one of its days; ManifestT is the type of its manifests."""
+class DailyState(Generic[M]):
+    """Where a state asset lies and how to open one of its days."""
 
     root: Path
     asset: str
@@ -68,11 +70,11 @@ class DailyState(Generic[ManifestT]):
     def days(self) -> list[str]:
         return sorted(path.stem for path in (self.root / "days").glob("*.json"))
 
-    def manifest(self, ds: str) -> ManifestT | None:
+    def manifest(self, ds: str) -> M | None:
         path = self.manifest_path(ds)
         return read_json(path) if path.exists() else None
 
-    def require(self, ds: str) -> ManifestT:
+    def require(self, ds: str) -> M:
         manifest = self.manifest(ds)
         if manifest is None:
             raise PipelineError(
@@ -88,10 +90,10 @@ class DailyState(Generic[ManifestT]):
     def open_bucket(self, ds: str, bucket: int) -> lance.LanceDataset:
         return open_dataset(self.bucket_path(bucket), version=self.require(ds)["versions"][bucket])
 
-    def publish(self, ds: str, versions: list[int], manifest: Mapping[str, Any]) -> ManifestT:
+    def publish(self, ds: str, versions: list[int], manifest: Mapping[str, Any]) -> M:
         complete = {**manifest, "ds": ds, "num_buckets": self.num_buckets, "versions": versions}
         write_json(self.manifest_path(ds), complete)
-        return cast(ManifestT, complete)
+        return cast("M", complete)
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
         return exclusive(self.root, self.asset)

@@ -32,7 +32,7 @@ from pf_core.storage.cache import fetched
 from pf_core.storage.files import read_parquet, stamp_of
 
 
-def pin_state(site: Site) -> DailyState[Manifest]:
+def pin_state(site: Site) -> DailyState:
     return DailyState(root=site.directory / "pin_features", asset="pin_features", num_buckets=1)
 
 
@@ -74,7 +74,7 @@ def feature_coverage(site: Site, ds: str) -> float:
     return num_covered / num_actions if num_actions else float("nan")
 
 
-def _add_day(site: Site, state: DailyState[Manifest], ds: str) -> Manifest:
+def _add_day(site: Site, state: DailyState, ds: str) -> Manifest:
     pins = site.source.pins
     assert pins.catalogue is not None
     files = find_files(pins.catalogue, site.log_root, ds)
@@ -108,7 +108,7 @@ def _add_day(site: Site, state: DailyState[Manifest], ds: str) -> Manifest:
     return _publish(state, ds, dataset, added, num_new=added.rows.num_rows - num_known, inputs=inputs)
 
 
-def _previous(site: Site, state: DailyState[Manifest], ds: str) -> Manifest:
+def _previous(site: Site, state: DailyState, ds: str) -> Manifest:
     previous_ds = shift_ds(ds, -1)
     if state.manifest(previous_ds) is None:
         first = next((shift_ds(day, 1) for day in reversed(state.days()) if day < ds), site.start_ds)
@@ -119,7 +119,7 @@ def _previous(site: Site, state: DailyState[Manifest], ds: str) -> Manifest:
     return state.require(previous_ds)
 
 
-def _build_whole(site: Site, state: DailyState[Manifest], ds: str, progress: Callable[[str], None]) -> Manifest:
+def _build_whole(site: Site, state: DailyState, ds: str, progress: Callable[[str], None]) -> Manifest:
     inputs = _fingerprint_inputs(site, ds)
     for known_ds in reversed(state.days()):
         known = state.require(known_ds)
@@ -173,7 +173,7 @@ def _catalogue_files(site: Site) -> list[Path]:
     return files
 
 
-def _read_whole(site: Site, state: DailyState[Manifest], progress: Callable[[str], None]) -> Catalogue:
+def _read_whole(site: Site, state: DailyState, progress: Callable[[str], None]) -> Catalogue:
     pins = site.source.pins
     described = None
     if pins.catalogue is not None:
@@ -210,7 +210,7 @@ def _learn(site: Site, vectors: LearnedVectors, temp_dir: Path, progress: Callab
 
 
 def _publish(
-    state: DailyState[Manifest],
+    state: DailyState,
     ds: str,
     dataset: lance.LanceDataset,
     pins: Catalogue,

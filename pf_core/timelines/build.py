@@ -16,7 +16,7 @@ import pyarrow as pa
 from pf_core.config.site import Site
 from pf_core.days import ds_range, ds_start_us, shift_ds
 from pf_core.engine.base import Engine
-from pf_core.engine.daily_state import DailyState, DayManifest, open_dataset
+from pf_core.engine.daily_state import DailyState, StateManifest, open_dataset
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import bucket_of
 from pf_core.logs.partition import bucket_files, raw_digest, read_manifest
@@ -58,7 +58,7 @@ class TimelineContent(TypedDict):
     """Totals over the buckets."""
 
 
-class TimelineManifest(DayManifest, TimelineContent):
+class TimelineManifest(StateManifest, TimelineContent):
     """Manifest of a partition of user_timelines."""
 
 
