@@ -1,7 +1,7 @@
-"""`pf ablations` and `pf report`: every experiment of the paper, and what came of it.
+"""`pf ablations` and `pf report`: run the paper's experiments, and write the report on them.
 
-Without PF_SITE both are about the site in dagster_home/experiments, whose logs are made first; with it, about any site
-that has the days after its training set's cut. Each recipe is a Dagster run of its own, as the UI would start it.
+Without PF_SITE both use the site in dagster_home/experiments, whose logs are made first; PF_SITE can name any site that
+has days after its training set's cut. Each recipe is a Dagster run of its own, as the UI would start it.
 """
 
 import os
@@ -28,22 +28,22 @@ from pf_core.storage.builds import MANIFEST
 from pf_core.world import config as world_config
 
 START_S = 25.0
-"""What a Dagster run takes besides training and judging."""
+"""Seconds that a Dagster run takes besides training and judging."""
 
 
 def ablations(
     sets: Annotated[list[str] | None, typer.Option("--set", help=f"only these: {', '.join(get_args(Set))}")] = None,
     names: Annotated[list[str] | None, typer.Option("--recipe", help="only these recipes")] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="of each recipe; by default 2 in the core sets, else 1")
+        int | None, typer.Option(min=1, help="seeds of each recipe; by default 2 in the core sets, else 1")
     ] = None,
     any_code: Annotated[
-        bool, typer.Option("--any-code", help="what an older version of the code has finished counts as finished")
+        bool, typer.Option("--any-code", help="count what an older version of the code has finished as finished")
     ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="recipes at a time; each starts the site's training processes")] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be run")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only list what would be run")] = False,
 ) -> None:
-    """Train and judge every recipe that is not finished, the most important first; Ctrl-C, and later go on."""
+    """Train and judge every recipe that is not finished, the most important first; a second call goes on."""
     site_file = site_path(os.environ, otherwise=EXPERIMENTS_SITE).resolve()
     site = load_site(site_file, environment=os.environ)
     chosen = choose_experiments(experiments(site), sets=sets or (), names=names or ())
@@ -60,16 +60,16 @@ def ablations(
         try:
             failed = [name for name in pool.map(work.run, list(work.missing)) if name is not None]
         except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)  # the runs themselves have heard it, too
+            pool.shutdown(wait=False, cancel_futures=True)  # the runs receive the signal themselves
             raise
     done = len(work.plans) - len(failed)
-    typer.secho(f"{done} of {len(work.plans)} recipes are finished; `pf report` shows what came of them", bold=True)
+    typer.secho(f"{done} of {len(work.plans)} recipes are finished; `pf report` reports on them", bold=True)
     if failed:
-        fail(f"these failed, their logs are above: {', '.join(failed)}. The same command tries them again")
+        fail(f"these failed, their logs are above: {', '.join(failed)}; the same command runs them again")
 
 
 class _Work:
-    """The recipes that are asked for, and what is left of them."""
+    """The chosen recipes, and those of them that are not finished."""
 
     def __init__(
         self, site_file: Path, plans: Mapping[str, Sequence[PlannedSeed]], *, any_code: bool, jobs: int
@@ -79,7 +79,7 @@ class _Work:
         self._left = list(self.missing)
 
     def run(self, name: str) -> str | None:
-        """Run a recipe; its name if it failed, because the others do not depend on it."""
+        """Run a recipe; return its name if it failed: the other recipes do not depend on it."""
         typer.secho(self.progress(self._left), bold=True)
         config = {"ops": {"ablation_runs": {"config": {"num_seeds": len(self.plans[name])}}}}
         try:
@@ -92,7 +92,7 @@ class _Work:
         return None
 
     def progress(self, left: Sequence[str]) -> str:
-        """How many are done, and how long the others will take if they are like those."""
+        """Return how many recipes are finished, and how long the others will take if they are as fast."""
         took_s = [
             judgement["training"]["seconds"] + judgement["judging_seconds"]
             for seeds in self.plans.values()
@@ -101,14 +101,14 @@ class _Work:
         ]
         untrained = [seed for name in left for seed in self.plans[name] if not self._is_finished(seed)]
         num_models = sum(seed.model is not None for seed in untrained)
-        said = (
+        finished = (
             f"\n{len(self.plans) - len(left)} of {len(self.plans)} recipes are finished, {num_models} models to train"
         )
         if not took_s:
-            return said
+            return finished
         left_s = (num_models * sum(took_s) / len(took_s) + len(left) * START_S) / self.jobs
         until = time.strftime("%H:%M", time.localtime(time.time() + left_s))
-        return f"{said}, about {left_s / 60:.0f} min left (until {until})"
+        return f"{finished}, about {left_s / 60:.0f} min left (until {until})"
 
     def _is_finished(self, seed: PlannedSeed) -> bool:
         return seed.judgement is not None or (self.any_code and seed.older_judgement is not None)
@@ -117,7 +117,7 @@ class _Work:
 def choose_experiments(
     known: Mapping[str, Experiment], *, sets: Iterable[str], names: Iterable[str]
 ) -> list[Experiment]:
-    """Those that are in one of the sets or named; without either, all of them."""
+    """Return the experiments that are named or in one of the sets; all of them if neither is given."""
     sets, names = set(sets), set(names)
     unknown = sorted(sets - set(get_args(Set))) + sorted(names - set(known))
     if unknown:
@@ -130,12 +130,12 @@ def choose_experiments(
 
 
 def prepare(site: Site, site_file: Path) -> None:
-    """Logs, days and the training set, as far as they are not there."""
+    """Make the logs, days and training set that do not exist yet."""
     if site_file == EXPERIMENTS_SITE:
         write_world(world_config.experiments(), site.log_root, "parquet")
     elif site_file == DEMO_SITE:
         write_world(world_config.demo(), site.log_root, "csv.gz")
-    if site.end_ds is not None:  # a site that goes on is built by its schedule
+    if site.end_ds is not None:  # a site without an end is built by its schedule
         for assets, days in missing_days(site).items():
             materialize(assets, days, site_file=site_file)
     if not (site.directory / "training_set" / MANIFEST).exists():
@@ -145,7 +145,7 @@ def prepare(site: Site, site_file: Path) -> None:
 def report(
     out: Annotated[Path | None, typer.Option(help="copy report.md and its figures into this folder")] = None,
 ) -> None:
-    """Write the page with every table, figure and verdict, from the runs that are there."""
+    """Write the page with every table, figure and verdict, from the finished runs."""
     site_file = site_path(os.environ, otherwise=EXPERIMENTS_SITE).resolve()
     site = load_site(site_file, environment=os.environ)
     materialize("paper_report", site_file=site_file)

@@ -1,5 +1,5 @@
-"""The report's figures. Where the paper gives numbers they are drawn beside ours: relative to PinnerFormer if the table
-compares models, in a panel of its own if the table has two dimensions. Whiskers are 95 % intervals.
+"""The report's figures. Where the paper gives numbers, they are drawn next to ours: relative to PinnerFormer if the
+table compares models, in a panel of their own if the table has two dimensions. Whiskers are 95 % intervals.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ class Point:
 
 
 def plot_section(section: Section, resampled: Resampled) -> Figure | None:
-    """None if nothing of it was run, or there is no base to compare with."""
+    """Draw a section; return None if nothing of it was run, or there is no base to compare with."""
     if not any(_has(resampled, row, section.columns[0]) for row in section.rows if row.recipe != BASE):
         return None
     if section.drawing == "relative" and not resampled.has(Metric("recall", BASE)):
@@ -51,7 +51,7 @@ def plot_section(section: Section, resampled: Resampled) -> Figure | None:
 
 
 def _plot_relative(section: Section, resampled: Resampled) -> Figure:
-    """One panel for each metric; every row as a share of PinnerFormer, the paper's hollow and ours filled."""
+    """One panel for each metric: rows as shares of PinnerFormer, hollow markers for the paper, filled ones for ours."""
     rows = [row for row in section.rows if row.paper or _has(resampled, row, section.columns[0])]
     has_paper = any(row.paper for row in rows if row.recipe != BASE)
     apart = 0.14 if has_paper else 0.0
@@ -111,7 +111,7 @@ def _plot_frequencies(section: Section, resampled: Resampled) -> Figure:
 
 
 def _plot_grid(section: Section, resampled: Resampled) -> Figure:
-    """Tasks by models: colour is the share of the column's best."""
+    """Tasks by models: the colour is the share of the best value of the column."""
     figure = Figure(figsize=(9, 1.2 + 0.55 * len(section.rows)), layout="constrained")
     panels = figure.subplots(1, 2)
     paper = [[row.paper.get(column) for column in section.columns] for row in section.rows]
@@ -186,7 +186,7 @@ def _plot_capacity(section: Section, resampled: Resampled) -> Figure:
 
 
 def plot_staleness(curves: Mapping[str, Sequence[Interval]]) -> Figure:
-    """Recall of an embedding made once, as a share of one made in realtime, by the day of the positive."""
+    """Recall of embeddings made once, as a share of those made in realtime, by the day of the positive."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     axes = figure.subplots()
     for (name, curve), color in zip(curves.items(), COLORS, strict=False):
@@ -207,7 +207,7 @@ def plot_staleness(curves: Mapping[str, Sequence[Interval]]) -> Figure:
 
 
 def plot_density(panels: Mapping[str, Mapping[str, Mapping[str, Mapping[int, Interval]]]]) -> Figure:
-    """Recall by the number of pins in the index, on logarithmic axes: rows of panels, each with its contenders."""
+    """Recall by the number of pins in the index, on logarithmic axes, by row, column and name of the embedder."""
     num_rows, num_columns = len(panels), max(map(len, panels.values()))
     figure = Figure(figsize=(9, 1.2 + 3 * num_rows), layout="constrained")
     grid = figure.subplots(num_rows, num_columns, sharex=True, sharey="row", squeeze=False)
@@ -251,7 +251,7 @@ def plot_cost(points: Iterable[Point]) -> Figure:
         members.sort(key=lambda member: member.mflops)
         style, shifts = ("o", [(-8, 11), (-8, -17)]) if family == "capacity" else ("o-", [(6, -9), (6, -9)])
         _curve(axes, [(member.mflops, member.recall) for member in members], color=color, label=family, style=style)
-        for number, member in enumerate(members):  # neighbours' labels stand above and below
+        for number, member in enumerate(members):  # labels of neighbours alternate above and below
             place = (member.mflops, member.recall.estimate)
             axes.annotate(member.label, place, shifts[number % 2], textcoords="offset points", fontsize=7, color=color)
     _logarithmic(axes)
@@ -298,7 +298,7 @@ def _logarithmic(axes: Axes) -> None:
 
 
 def _from_zero(axes: Axes) -> None:
-    """With room above the highest marker."""
+    """Start the vertical axis at 0, with room above the highest marker."""
     axes.set_ylim(0, 1.04 * axes.get_ylim()[1])
 
 

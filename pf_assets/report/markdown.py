@@ -6,7 +6,7 @@ from pf_assets.report.views import Cell, ClaimView, Report, SectionView, Table
 
 
 def to_markdown(report: Report, *, figures: str) -> str:
-    """`figures` is the folder of the figures, as seen from the text."""
+    """Return the report as Markdown; `figures` is the folder of the figures, relative to the text."""
     return "\n".join(_lines(report, figures)) + "\n"
 
 

@@ -1,9 +1,9 @@
 """The report on the paper: every table and figure beside our numbers, and a verdict for each of its claims.
 
-`build_report` turns results into what a reader sees, as text and pictures; `render_html` makes one page of it that
-needs nothing else, `render_markdown` a text with its figures in a folder. No verdict and no number is written by
-hand: explanations of what does not hold are, and they are kept apart, by the claim's id. Any subset of the recipes
-makes a report; what is missing says so.
+`build_report` turns results into text and pictures; `render_html` makes one self-contained page of them,
+`render_markdown` a text with its figures in a folder. No verdict and no number is written by hand. Explanations of
+claims that do not hold are, and they are kept in a file of their own, by the claim's id. Any subset of the recipes
+makes a report; recipes that are missing are marked as not run.
 """
 
 import io
@@ -39,12 +39,12 @@ PAGE = "page.html.j2"
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeFacts:
-    """How a recipe's runs went; of several seeds, the first one's or their mean."""
+    """Training and cost of a recipe: of several seeds, the mean duration, and the rest from the first."""
 
     seconds: float | None = None
     num_parameters: int | None = None
     config: Mapping[str, Any] | None = None
-    """The TrainConfig, as JSON has it; None if nothing is trained."""
+    """The TrainConfig as JSON; None if nothing is trained."""
     mlflow_url: str | None = None
     by_density: Mapping[int, Interval] = field(default_factory=dict)
     """Recall by the number of pins in the index."""
@@ -52,35 +52,36 @@ class RecipeFacts:
 
 @dataclass(frozen=True)
 class NoisyFacts:
-    """How the base fared with noisy content vectors, and what baselines made of the same vectors."""
+    """Results of the base with noisy content vectors, and of baselines with the same vectors."""
 
     recipe: str
     facts: RecipeFacts
     recalls: Mapping[str, Mapping[str, Mapping[int, Interval]]]
-    """By kind of positives and by contender, recall by the number of pins in the index."""
+    """Recall by kind of positives, by embedder, and by the number of pins in the index."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFacts:
     facts: Mapping[str, object] = field(default_factory=dict)
-    """What was trained and judged, in the order in which it is shown: site, cut, users, pins, steps, fingerprint."""
+    """Facts about training and evaluation in the order in which they are shown: site, cut, users, pins, steps."""
     recipes: Mapping[str, RecipeFacts] = field(default_factory=dict)
     noisy: Mapping[float, NoisyFacts] = field(default_factory=dict)
-    """By the noise of the content vectors, as a multiple of their norm."""
+    """Results by the noise of the content vectors, as a multiple of their norm."""
     explanations: Mapping[str, str] = field(default_factory=dict)
-    """Why a claim does not hold here, by its id."""
+    """Why claims do not hold on this site, by claim id."""
     feature_dim: int | None = None
-    """Numbers of a content vector; the cost of an embedding depends on it."""
+    """Dimension of a content vector, which the cost of an embedding depends on."""
     left_out: Sequence[str] = ()
-    """Runs that are there and were not used, and why."""
+    """One sentence for each stored run that was not used."""
 
 
 def build_report(results: Results, facts: ReportFacts) -> Report:
+    """Assess all claims and make all tables and figures."""
     base, resampled = _base_model(facts), Resampled(results)
     verdicts = [assess_claim(claim, resampled) for claim in all_claims(base, results.tasks)]
     sections = [_view_section(section, resampled, verdicts, facts) for section in paper_sections(base, results.tasks)]
     staleness, cost = _staleness(resampled), _cost(base, resampled, facts)
-    counts = Counter(judged.verdict for judged in verdicts if not judged.claim.is_ours)
+    counts = Counter(each.verdict for each in verdicts if not each.claim.is_ours)
     return Report(
         counts={verdict: counts[verdict] for verdict in MARKS},
         num_claims=sum(counts.values()),
@@ -111,7 +112,7 @@ def render_html(report: Report) -> str:
 
 
 def render_markdown(report: Report, figure_dir: Path) -> str:
-    """The figures are written to `figure_dir`, and the text expects to lie beside it."""
+    """Write the figures to `figure_dir`, and return the text, which belongs into the parent of that folder."""
     figure_dir.mkdir(parents=True, exist_ok=True)
     for section in report.sections:
         for picture in section.pictures:
@@ -140,7 +141,7 @@ def _view_section(
         note=section.note,
         table=view_table(section, resampled),
         pictures=pictures,
-        claims=[view_claim(judged, facts.explanations) for judged in verdicts if judged.claim.section == section.name],
+        claims=[view_claim(each, facts.explanations) for each in verdicts if each.claim.section == section.name],
     )
 
 
@@ -159,8 +160,8 @@ def _density(facts: ReportFacts) -> list[Picture]:
         )
         panels: dict[str, dict[str, Mapping[str, Mapping[int, Interval]]]] = {}
         for noise, known in facts.noisy.items():
-            for kind, contenders in known.recalls.items():
-                panels.setdefault(kind, {})[f"noise {noise:g} ×"] = contenders
+            for kind, curves_of in known.recalls.items():
+                panels.setdefault(kind, {})[f"noise {noise:g} ×"] = curves_of
         pictures.append(Picture("content-noise", "The order by content noise", text, _png(plot_density(panels))))
     return pictures
 

@@ -1,11 +1,11 @@
-"""From the MLflow store to the report's files: what was run, how it went, and where it can be looked at.
+"""Read the experiments from the MLflow store and write the report's files.
 
-<site>/paper_report/index.html               one page that needs nothing else
-<site>/paper_report/report.md, figures/      the same for a repository
+<site>/paper_report/index.html               the report as one self-contained page
+<site>/paper_report/report.md, figures/      the report for a repository
 """
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,20 @@ from pf_assets.settings import REPOSITORY, mlflow_server
 from pf_assets.tracking.experiment_store import Outcome, StoredResults, read_results
 from pf_assets.tracking.runs import TrackedRun, run_url
 from pf_core.config.site import Site
+from pf_core.evaluation.manifest import MetricSummary
 from pf_core.experiments.bootstrap import Interval
 from pf_core.experiments.claims import Results, read_explanations
 from pf_core.experiments.paper_claims import all_claims
 from pf_core.experiments.recipe import BASE
+from pf_core.progress import Progress
 from pf_core.storage.files import read_json
 from pf_core.training.training_set import DESCRIPTION, latest_training_set
 
 EXPLAINED_SITE = "experiments"
+"""The site that EXPLANATIONS are about; claims fail for other reasons on other sites."""
 
 EXPLANATIONS = REPOSITORY / "docs" / "report" / "explanations.yaml"
-"""Why claims do not hold on the site of that name; another site's failures have reasons of their own."""
+"""Why claims do not hold on EXPLAINED_SITE, by claim id."""
 
 PAGE, TEXT, FIGURES = "index.html", "report.md", "figures"
 
@@ -37,8 +40,8 @@ def report_dir(site: Site) -> Path:
     return site.workspace / "paper_report"
 
 
-def write_report(site: Site, *, progress: Callable[[str], None]) -> Metadata:
-    """Write the report on the experiments that are in the store; what to show of it."""
+def write_report(site: Site, *, progress: Progress) -> Metadata:
+    """Write the report on the experiments in the store, and return its metadata."""
     stored, folder = read_results(site), report_dir(site)
     for sentence in stored.left_out:
         progress(f"left out: {sentence}")
@@ -85,7 +88,7 @@ def _facts(site: Site, stored: StoredResults, results: Results) -> ReportFacts:
 def _plain_facts(site: Site, stored: StoredResults, manifest: Mapping[str, Any]) -> dict[str, object]:
     outcomes = [outcome for seeds in stored.outcomes.values() for outcome in seeds]
     trained = [outcome for outcome in outcomes if outcome.params]
-    counts, asked = manifest["counts"], outcomes[0].judgement()["counts"]
+    counts, evaluated = manifest["counts"], outcomes[0].judgement()["counts"]
     codes = sorted({outcome.tags["code"] for outcome in trained})
     return {
         "Site": site.name,
@@ -94,9 +97,9 @@ def _plain_facts(site: Site, stored: StoredResults, manifest: Mapping[str, Any])
         "Their actions": counts["train"]["actions"],
         "Pins": counts["pins"],
         "Question": stored.question,
-        "Users who judge": asked["users"],
-        "Their positives": asked["positives"],
-        "Pins of the index": asked["pins"],
+        "Users who judge": evaluated["users"],
+        "Their positives": evaluated["positives"],
+        "Pins of the index": evaluated["pins"],
         "Steps of a training": site.training.train_config.optimizer.num_steps,
         "Users of a step": site.training.train_config.batch_users,
         "Models trained": len(trained),
@@ -119,17 +122,14 @@ def _recipe_facts(seeds: Sequence[Outcome]) -> RecipeFacts:
 
 
 def _noisy_facts(outcome: Outcome) -> NoisyFacts:
-    judged = outcome.judgement()["beside_rivals"]
     recalls = {
-        kind: {
-            name: _by_density(contenders[name]) for name in sorted(contenders, key=lambda name: (name != BASE, name))
-        }
-        for kind, contenders in judged.items()
+        kind: {name: _by_density(by_name[name]) for name in sorted(by_name, key=lambda name: (name != BASE, name))}
+        for kind, by_name in outcome.judgement()["beside_rivals"].items()
     }
     return NoisyFacts(outcome.recipe, _recipe_facts([outcome]), recalls)
 
 
-def _by_density(summaries: Mapping[str, Any]) -> dict[int, Interval]:
+def _by_density(summaries: Mapping[str, MetricSummary]) -> dict[int, Interval]:
     return {
         int(size): Interval(summary["recall_at_10"], *summary["recall_at_10_interval"])
         for size, summary in summaries.items()

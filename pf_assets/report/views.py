@@ -1,4 +1,4 @@
-"""What a reader sees, whatever it is rendered to: numbers as text, intervals as places on a line, figures as PNG."""
+"""The content of the report, for HTML and Markdown: numbers as text, intervals as places on a line, figures as PNG."""
 
 import base64
 import math
@@ -29,15 +29,15 @@ class Cell:
 @dataclass(frozen=True)
 class Table:
     groups: list[tuple[str, int]]
-    """Headings over the columns, with how many they span."""
+    """Headings over the columns, with the number of columns that each spans."""
     columns: list[str]
     rows: list[tuple[str, bool, list[Cell]]]
-    """Label, whether it is the base, cells."""
+    """Label, whether the row is the base, cells."""
 
 
 @dataclass(frozen=True)
 class Whisker:
-    """Where things stand on a line from 0 to 100."""
+    """An interval, its estimate, zero and the margin as places on a line from 0 to 100."""
 
     low: float
     high: float
@@ -66,7 +66,7 @@ class ClaimView:
     statistics: list[StatisticView]
     missing: str
     explanation: str | None
-    """None where none is needed."""
+    """Why the claim does not hold; None if it holds or was not run."""
     is_ours: bool
 
 
@@ -96,13 +96,13 @@ class SectionView:
 @dataclass(frozen=True)
 class Report:
     counts: dict[Verdict, int]
-    """Of the paper's claims."""
+    """Number of the paper's claims with each verdict."""
     num_claims: int
     facts: list[tuple[str, str]]
     rule: list[str]
     sections: list[SectionView]
     runs: list[tuple[str, str, str, str, str]]
-    """Recipe, seeds, minutes, parameters, address."""
+    """Recipe, seeds, minutes, parameters, MLflow address."""
     left_out: list[str]
 
     def share(self, verdict: Verdict) -> str:
@@ -118,7 +118,7 @@ class Report:
 
 
 def view_table(section: Section, resampled: Resampled) -> Table:
-    """Ours for each column, beside the paper's if it has any; recall also as a change, in which users are paired."""
+    """Return a section's table: for each column the paper's numbers, if any, and ours; recall also as a change."""
     whose = ["paper", "ours"] if any(row.paper for row in section.rows if row.recipe != BASE) else ["ours"]
     against = "realtime" if section.drawing == "frequencies" else "PinnerFormer"
     groups: list[str] = []
@@ -143,7 +143,7 @@ def view_table(section: Section, resampled: Resampled) -> Table:
 
 
 def _paper_cell(row: Row, column: Column) -> Cell:
-    """With at least the digits that the paper prints everywhere: 0.040, not 0.04."""
+    """Return the paper's number with as many digits as the paper prints: 0.040, not 0.04."""
     if column not in row.paper:
         return Cell("–", is_papers=True)
     text = f"{row.paper[column]:.{2 if column == ENTROPY or column.task != ALL else 3}f}"
@@ -172,33 +172,33 @@ def _change_cells(row: Row, reference: Row | None, resampled: Resampled) -> list
     return [Cell(paper, is_papers=True), ours]
 
 
-def view_claim(judged: ClaimVerdict, explanations: Mapping[str, str]) -> ClaimView:
-    claim = judged.claim
-    is_failed = judged.verdict in FAILED
+def view_claim(assessed: ClaimVerdict, explanations: Mapping[str, str]) -> ClaimView:
+    claim = assessed.claim
+    is_failed = assessed.verdict in FAILED
     return ClaimView(
         id=claim.id,
         says=claim.says,
         where=claim.where,
         section=claim.section,
-        verdict=judged.verdict,
-        mark=MARKS[judged.verdict],
-        statistics=[_view_statistic(part) for part in judged.parts],
-        missing=", ".join(judged.missing),
+        verdict=assessed.verdict,
+        mark=MARKS[assessed.verdict],
+        statistics=[_view_statistic(part) for part in assessed.parts],
+        missing=", ".join(assessed.missing),
         explanation=explanations.get(claim.id, NOT_EXPLAINED) if is_failed else None,
         is_ours=claim.is_ours,
     )
 
 
-def _view_statistic(judged: PartVerdict) -> StatisticView:
-    interval, kind = judged.interval, judged.part.kind
-    say = _percent if judged.part.reference is not None else _points
+def _view_statistic(assessed: PartVerdict) -> StatisticView:
+    interval, kind = assessed.interval, assessed.part.kind
+    form = _percent if assessed.part.reference is not None else _points
     goal = {"greater": "> 0", "alike": f"within ±{100 * MARGIN:g} %", "no_better": f"< +{100 * MARGIN:g} %"}[kind]
     margin = {"greater": None, "alike": (-MARGIN, MARGIN), "no_better": (-math.inf, MARGIN)}[kind]
     return StatisticView(
-        text=f"{judged.part.quantity.text} {goal}",
-        verdict=judged.verdict,
-        estimate=say(interval.estimate),
-        interval=f"{say(interval.low)} to {say(interval.high)}",
+        text=f"{assessed.part.quantity.text} {goal}",
+        verdict=assessed.verdict,
+        estimate=form(interval.estimate),
+        interval=f"{form(interval.low)} to {form(interval.high)}",
         whisker=_whisker(interval, margin),
     )
 

@@ -40,7 +40,7 @@ def timeline(*users: list[tuple[int, float]]) -> Timelines:
 
 
 def cluster(timelines: Timelines, feature: np.ndarray, config: PinnerSage | None = None) -> list[list[int]]:
-    """Of whole timelines, the medoids' pins by user."""
+    """Return the pins of the medoids of whole timelines, by user."""
     clusters = cluster_users(
         timelines, feature, timelines.offsets[:-1], timelines.offsets[1:] - 1, AT_US, config or PinnerSage()
     )

@@ -147,8 +147,8 @@ def test_models_and_baselines_are_asked_the_same(site: Site, data: TrainingSet, 
     models = {"good": write_model(tmp_path / "good"), "bad": write_model(tmp_path / "bad", is_good=False)}
     lines: list[str] = []
     evaluation = evaluate_models(site, data, models, progress=lines.append)
-    everybody = evaluation.models | evaluation.baselines
-    assert {scores.question for scores in everybody.values()} == {evaluation.question.fingerprint}
+    all_scores = evaluation.models | evaluation.baselines
+    assert {scores.question for scores in all_scores.values()} == {evaluation.question.fingerprint}
     assert evaluation.question.last_ds == LAST
     assert evaluation.question.num_users == data.held_out.num_users
     assert evaluation.question.num_pins == NUM_PINS
@@ -157,7 +157,7 @@ def test_models_and_baselines_are_asked_the_same(site: Site, data: TrainingSet, 
     assert list(evaluation.baselines) == [
         *("popularity_7d", "popularity_365d", "mean_of_20", "mean_of_100", "pinnersage_5", "pinnersage_20")
     ]
-    recall = {name: summarize(scores)["once"]["recall_at_10"] for name, scores in everybody.items()}
+    recall = {name: summarize(scores)["once"]["recall_at_10"] for name, scores in all_scores.items()}
     assert recall["good"] > 1.2 * recall["bad"]
     assert len(lines) == 1 + 8
     again = evaluate_models(site, data, models, progress=silent)

@@ -1,4 +1,4 @@
-"""The question after the cut: who is asked about what, what cannot be asked, and what each frequency knows."""
+"""The question after the cut: its users and positives, what is left out, and what each frequency reads."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -172,7 +172,7 @@ def asked(planted: TrainingSet, frequency: Frequency) -> Queries:
 
 
 def as_pairs(queries: Queries) -> list[tuple[int, int]]:
-    """(the first action that the embedding does not know, the positive that it is asked for)"""
+    """Return (the first action that the embedding does not read, the positive that it searches for)."""
     return list(zip(queries.end_Q[queries.query_P].tolist(), queries.positive_A.tolist(), strict=True))
 
 
