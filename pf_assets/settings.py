@@ -1,14 +1,14 @@
-"""Settings that the assets of a site share: its site file, its Dagster home, partitions, pools and engine."""
+"""Settings that the assets of a site share: its site file, its Dagster home, pools and engine.
+
+It does not import Dagster, so that commands which only read a release work without it.
+"""
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-import dagster as dg
-
 from pf_core.config.site import Site, load_site
-from pf_core.days import ds_range, shift_ds
 from pf_core.engine.base import Engine
 from pf_core.engine.local import LocalEngine
 from pf_core.engine.spark import SparkEngine
@@ -20,9 +20,6 @@ ENGINE_POOL = "engine"
 
 TRAINING_POOL = "training"
 """Pool of the training set and the models trained on it: one run at a time, so that the set stays as it is."""
-
-YESTERDAY = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
-"""Dependency of a daily asset on the day before."""
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -67,26 +64,6 @@ def current_site() -> Site:
 def mlflow_server() -> str:
     """Address of the MLflow UI for links; `pf dev` serves it on this machine."""
     return os.environ.get("PF_MLFLOW_SERVER") or "http://localhost:5000"
-
-
-def daily_partitions(site: Site) -> dg.DailyPartitionsDefinition:
-    """Partitions of every daily asset, from the site's first day to its last, if it has one."""
-    end_date = None if site.end_ds is None else shift_ds(site.end_ds, 1)  # dagster excludes it
-    return dg.DailyPartitionsDefinition(start_date=site.start_ds, end_date=end_date)
-
-
-def days_to_check(context: dg.AssetCheckExecutionContext, existing: Sequence[str]) -> list[str]:
-    """Return the days that a check run is about, without those that retention has removed.
-
-    These are the run's partitions; a check that is run alone is about the newest day.
-    """
-    tags = context.run.tags
-    if "dagster/asset_partition_range_start" in tags:
-        days = ds_range(tags["dagster/asset_partition_range_start"], tags["dagster/asset_partition_range_end"])
-        return [ds for ds in days if ds in existing]
-    if "dagster/partition" in tags:
-        return [tags["dagster/partition"]]
-    return list(existing[-1:])
 
 
 def start_engine(site: Site) -> Engine:
