@@ -1,6 +1,6 @@
 """Settings that the assets of a site share: its site file, its Dagster home, pools and engine.
 
-Commands that only read a release import this module where dagster is not installed; `partitions.py` needs it.
+It does not import Dagster, so that commands which only read a release work without it.
 """
 
 import os

@@ -2,10 +2,10 @@
 
 import dagster as dg
 
+from pf_assets.assets.partitions import YESTERDAY, daily_partitions, days_to_check
 from pf_assets.metadata.check_results import asset_check_result
 from pf_assets.metadata.embeddings import describe_snapshot, describe_user_embeddings
 from pf_assets.metadata.pages import record_days
-from pf_assets.partitions import YESTERDAY, daily_partitions, days_to_check
 from pf_assets.settings import ENGINE_POOL, start_engine
 from pf_assets.tracking.served_models import ServedModels
 from pf_core.config.site import Site

@@ -4,10 +4,10 @@ import functools
 
 import dagster as dg
 
+from pf_assets.assets.partitions import YESTERDAY, daily_partitions, days_to_check
 from pf_assets.metadata.check_results import asset_check_result
 from pf_assets.metadata.logs import describe_pin_features, describe_raw_actions
 from pf_assets.metadata.pages import column_schema, record_days
-from pf_assets.partitions import YESTERDAY, daily_partitions, days_to_check
 from pf_assets.settings import ENGINE_POOL, start_engine
 from pf_core.config.site import Site
 from pf_core.config.source import LearnedVectors

@@ -4,10 +4,10 @@ import datetime
 
 import dagster as dg
 
+from pf_assets.assets.partitions import daily_partitions, days_to_check
 from pf_assets.metadata.check_results import asset_check_result
 from pf_assets.metadata.pages import record_days, record_newest
 from pf_assets.metadata.serving import describe_index, describe_pin_embeddings, describe_release
-from pf_assets.partitions import daily_partitions, days_to_check
 from pf_assets.settings import ENGINE_POOL, start_engine
 from pf_assets.tracking.served_models import ServedModels
 from pf_core.config.site import Site

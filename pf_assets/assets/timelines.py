@@ -4,10 +4,10 @@ import functools
 
 import dagster as dg
 
+from pf_assets.assets.partitions import YESTERDAY, daily_partitions, days_to_check
 from pf_assets.metadata.check_results import asset_check_result
 from pf_assets.metadata.pages import column_schema, record_days
 from pf_assets.metadata.timelines import describe_user_timelines
-from pf_assets.partitions import YESTERDAY, daily_partitions, days_to_check
 from pf_assets.settings import ENGINE_POOL, start_engine
 from pf_core.check_result import CheckResult
 from pf_core.config.site import Site

@@ -1,4 +1,4 @@
-"""Daily partitions: which days an asset has, and which of them a check run is about."""
+"""Partitions of the daily assets, and the days that a check run is about."""
 
 from collections.abc import Sequence
 
