@@ -197,7 +197,7 @@ class Files(Strict):
     @model_validator(mode="after")
     def _format_is_known(self) -> "Files":
         if self.format is None and self.file_format is None:
-            raise ValueError(f"cannot tell the format of {self.path!r}: add `format: csv`, `jsonl` or `parquet`")
+            raise ValueError(f"unknown file format of {self.path!r}: add `format: csv`, `jsonl` or `parquet`")
         return self
 
     @property
