@@ -89,7 +89,7 @@ class Site(Strict):
     end_ds: str | None = None
     """Last day of the site, YYYY-MM-DD (UTC); without it, a new day is added every day."""
     data_dir: str = "../data"
-    """Folder in which the site's own folder is created: a path that counts from the site file, or
+    """Folder in which the site's own folder is created: a path relative to the site file, or
     s3://bucket/folder."""
     deletion_list: str | None = None
     """Text file (a path, or s3://…) with one user id a line: these users are removed and stay out. If it is named,
@@ -143,7 +143,7 @@ class Site(Strict):
 
     @property
     def log_root(self) -> Path:
-        """Folder that the paths of the source count from."""
+        """Folder that the paths of the source are relative to."""
         return path_of(self.source.root)
 
     def fingerprint(self) -> str:
@@ -152,7 +152,7 @@ class Site(Strict):
 
 
 def load_site(path: Path, *, environment: Mapping[str, str]) -> Site:
-    """Read and validate a site file. `${NAME}` is taken from `environment`; relative paths count from the file."""
+    """Read and validate a site file. `${NAME}` is taken from `environment`; relative paths are relative to the file."""
     if not path.is_file():
         raise PipelineError(f"no site file at {path}", "set PF_SITE to the YAML file that describes your logs")
     try:

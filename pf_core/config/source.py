@@ -177,7 +177,7 @@ class Files(Strict):
     """A set of files, and how they are parsed."""
 
     path: str
-    """Path of the files, which counts from `root`. `{ds}` stands for the day and makes one set of files a day; `*`
+    """Path of the files, relative to `root`. `{ds}` stands for the day and makes one set of files a day; `*`
     and `**` are wildcards."""
     format: FileFormat | None = None
     """csv, jsonl or parquet; by default by the suffix of `path`."""
@@ -270,9 +270,9 @@ class NpyVectors(Strict):
     """Pin vectors from a matrix."""
 
     npy: str
-    """Path of the .npy matrix with one vector a row, which counts from `root`."""
+    """Path of the .npy matrix with one vector a row, relative to `root`."""
     ids: str
-    """Path of the .npy array with the pin id of each row, which counts from `root`."""
+    """Path of the .npy array with the pin id of each row, relative to `root`."""
 
 
 class LearnedVectors(Strict):
@@ -370,7 +370,7 @@ class Source(Strict):
     """A site's logs and pins."""
 
     root: str = "."
-    """Folder that the paths below count from: a path that counts from the site file, or s3://bucket/folder."""
+    """Folder that the paths below are relative to: a path relative to the site file, or s3://bucket/folder."""
     actions: ActionsSource
     """The event log."""
     pins: PinsSource

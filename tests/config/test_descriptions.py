@@ -33,6 +33,7 @@ def models_below(model: type[BaseModel]) -> set[type[BaseModel]]:
 
 
 MODELS = models_below(Site) | models_below(TrainConfig)
+BY_NAME = {model.__name__: model for model in MODELS}
 
 
 def test_all_configuration_models_are_found() -> None:
@@ -43,14 +44,15 @@ def test_all_configuration_models_are_found() -> None:
     assert ours - {Strict} == MODELS
 
 
-@pytest.mark.parametrize("model", sorted(MODELS, key=lambda model: model.__name__), ids=lambda model: model.__name__)
-def test_every_key_has_a_description(model: type[BaseModel]) -> None:
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_every_key_has_a_description(name: str) -> None:
+    model = BY_NAME[name]
     assert model.__doc__
-    for name, field in model.model_fields.items():
+    for key, field in model.model_fields.items():
         description = field.description or ""
-        assert description.endswith("."), f"{model.__name__}.{name}: {description!r} is no sentence"
-        assert len(description.split()) >= 2, f"{model.__name__}.{name}: {description!r} names no subject"
-        assert not description.startswith(("Of ", "The same")), f"{model.__name__}.{name}: {description!r}"
+        assert description.endswith("."), f"{name}.{key}: {description!r} is no sentence"
+        assert len(description.split()) >= 2, f"{name}.{key}: {description!r} names no subject"
+        assert not description.startswith(("Of ", "The same")), f"{name}.{key}: {description!r}"
 
 
 def test_a_key_without_a_description_is_found() -> None:

@@ -89,9 +89,12 @@ def test_a_folder_replaces_an_older_one(folder: Path, monkeypatch: pytest.Monkey
     order: list[str] = []
     store, _ = object_store(folder)
     put = store.put_file
-    monkeypatch.setattr(
-        type(store), "put_file", lambda self, source, key: (order.append(Path(key).name), put(source, key))
-    )
+
+    def put_in_order(self: object, source: str, key: str) -> None:
+        order.append(Path(key).name)
+        put(source, key)
+
+    monkeypatch.setattr(type(store), "put_file", put_in_order)
     with write_folder(folder / "model") as local:
         for name in ("a.json", "b.bin", "c.json", "d.bin"):
             (local / name).touch()
