@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Whether a day passed a check; `reason` is a sentence for the person on call."""
+    """Whether a day passed a check; `reason` is a sentence for the engineer on call."""
 
     ds: str
     passed: bool

@@ -8,7 +8,7 @@ from typing import Any
 class PipelineError(ValueError):
     """A mistake that the user of the pipeline can fix.
 
-    `what` says what is wrong and where. `remedy`, if there is one, says what to do about it, mostly as a command;
+    `what` names the mistake and its place. `remedy`, if there is one, is what to do about it, mostly a command;
     the message is then "what; remedy".
     """
 

@@ -22,7 +22,7 @@ GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 def splitmix64(bits: Keys) -> Keys:
-    """The finalizer of SplitMix64: a bijection of 64-bit numbers in which every bit of the input moves all others."""
+    """The finalizer of SplitMix64: a bijection of 64-bit numbers in which every input bit affects all output bits."""
     with np.errstate(over="ignore"):
         bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""Progress messages: from per-bucket functions, wherever they run, to the person who watches; not too many."""
+"""Progress messages: from per-bucket functions, on whatever worker, to the log of the run, at a bounded rate."""
 
 import contextlib
 import time
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from multiprocessing.queues import SimpleQueue
 
 Progress = Callable[[str], None]
+"""A function that shows or logs a message."""
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Every table that crosses a boundary, in one place: column names, Arrow schemas, closed vocabularies.
 
-Ids are int64 or strings, as the log has them; nothing assumes that they are dense or ordered. Times are
-UTC microseconds. Action types and surfaces are dictionary-encoded strings: compact as codes, readable as text.
+Ids are int64 or strings, as in the log; nothing assumes that they are dense or ordered. Times are UTC microseconds.
+Action types and surfaces are dictionary-encoded strings: compact as codes, readable as text.
 """
 
 from typing import Literal
@@ -18,13 +18,16 @@ ACTION_COLUMNS = ("user_id", "ts", "pin_id", "action_type", "surface", "duration
 """Sort order of raw_actions: a user's actions by time; ties broken by every other field, so that two builds agree."""
 
 TIMELINE_LISTS = ("pin_id", "ts", "action_type", "surface", "duration_s")
+"""List columns of a timeline: one value for each action."""
 
 
 def id_arrow_type(id_type: IdType) -> pa.DataType:
+    """Arrow type of the ids of users or pins."""
     return pa.int64() if id_type == "int" else pa.string()
 
 
 def raw_actions_schema(user_id: IdType, pin_id: IdType) -> pa.Schema:
+    """One row for each action."""
     return pa.schema(
         [
             pa.field("user_id", id_arrow_type(user_id)),
@@ -42,13 +45,13 @@ QUARANTINE_SCHEMA = pa.schema(
         pa.field("source_file", pa.string()),
         pa.field("row_number", pa.int64()),  # 1-based; a CSV's header is row 1
         pa.field("reason", pa.string()),
-        pa.field("raw", pa.string()),  # the row as JSON, or the line as it was
+        pa.field("raw", pa.string()),  # the row as JSON, or the unparsed line
     ]
 )
 
 
 def user_timelines_schema(user_id: IdType, pin_id: IdType) -> pa.Schema:
-    """Timelines as they are read; `timelines/segments.py` says how they are stored."""
+    """One row for each user, as timelines are read; `timelines/segments.py` describes how they are stored."""
     return pa.schema(
         [
             pa.field("user_id", id_arrow_type(user_id)),
@@ -62,6 +65,7 @@ def user_timelines_schema(user_id: IdType, pin_id: IdType) -> pa.Schema:
 
 
 def pin_features_schema(pin_id: IdType, dim: int) -> pa.Schema:
+    """One row for each pin: the model's input."""
     return pa.schema(
         [
             pa.field("pin_id", id_arrow_type(pin_id)),
@@ -73,7 +77,7 @@ def pin_features_schema(pin_id: IdType, dim: int) -> pa.Schema:
 
 
 def user_embeddings_schema(user_id: IdType, dim: int) -> pa.Schema:
-    """Of the snapshot, and of a day's user_embeddings before it is merged."""
+    """One row for each user, in the snapshot and in a day's user_embeddings."""
     return pa.schema(
         [
             pa.field("user_id", id_arrow_type(user_id)),
@@ -81,21 +85,22 @@ def user_embeddings_schema(user_id: IdType, dim: int) -> pa.Schema:
             pa.field("model_version", pa.string()),
             pa.field("computed_ds", pa.date32()),
             pa.field("last_action_ts", TIMESTAMP),
-            pa.field("num_actions", pa.int32()),  # that the embedding was computed from
+            pa.field("num_actions", pa.int32()),  # number of actions that the embedding was computed from
         ]
     )
 
 
 INPUT_HASH = pa.field("input_hash", pa.int64())
-"""user_embeddings has it beside the snapshot's columns: of what the model read. Same hash, same embedding."""
+"""Column of user_embeddings only: hash of the model's input. The same hash means the same embedding."""
 
 
 def pin_embeddings_schema(pin_id: IdType, dim: int) -> pa.Schema:
+    """One row for each candidate pin: the model's output."""
     return pa.schema(
         [
             pa.field("pin_id", id_arrow_type(pin_id)),
             pa.field("embedding", pa.list_(pa.float16(), dim)),  # unit norm
             pa.field("model_version", pa.string()),
-            pa.field("interest", pa.string()),  # what serving shows beside the pin
+            pa.field("interest", pa.string()),  # shown by serving
         ]
     )

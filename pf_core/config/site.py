@@ -11,10 +11,8 @@ import yaml
 from pydantic import (
     AliasChoices,
     Field,
-    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -27,34 +25,39 @@ from pf_core.storage.files import is_remote, local_dir, path_of
 
 
 class TimelineConfig(Strict):
-    num_buckets: int = Field(default=8, ge=1, le=65_536)
-    window_days: int = Field(default=365, ge=1)
-    max_actions: int = Field(default=10_000, ge=1)
-    """Actions kept of one user, the newest ones."""
-    segment_actions: int = Field(default=64, ge=1, validation_alias=AliasChoices("segment_actions", "piece_actions"))
-    """Number of actions of a user that are stored together; a day rewrites at most this many of them."""
-    retention_days: int = Field(default=60, ge=2)
-    """Days whose state stays readable; older ones are dropped, and their files removed."""
-    compact_after_fragments: int = Field(default=24, ge=2)
+    """How user timelines are built and stored."""
 
-    @model_serializer(mode="wrap")
-    def _keep_old_name(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """`segment_actions` was called `piece_actions`: its old name keeps the fingerprint of a site as it was."""
-        return {name.replace("segment_actions", "piece_actions"): value for name, value in serialize(self).items()}
+    num_buckets: int = Field(default=8, ge=1, le=65_536)
+    """Number of buckets that users are divided into by hash of the user id; one worker holds one bucket in memory.
+    Changing it means re-materializing raw_actions and rebuilding everything after it."""
+    window_days: int = Field(default=365, ge=1)
+    """Number of days that a timeline reaches back; older actions are left out."""
+    max_actions: int = Field(default=10_000, ge=1)
+    """Largest number of actions of one user's timeline; the newest are kept."""
+    segment_actions: int = Field(default=64, ge=1, validation_alias=AliasChoices("segment_actions", "piece_actions"))
+    """Number of actions of a user that are stored together. A day rewrites at most this many old actions of an
+    active user. (`piece_actions`, the name before, is still read.)"""
+    retention_days: int = Field(default=60, ge=2)
+    """Number of days whose timelines stay readable; older days and their files are removed."""
+    compact_after_fragments: int = Field(default=24, ge=2)
+    """Number of Lance fragments of a bucket beyond which small ones are merged: more cost readers time, fewer cost
+    the daily build time."""
 
 
 class EngineConfig(Strict):
     """Where per-bucket work runs: in processes of this machine, or as tasks of a Spark cluster."""
 
     kind: Literal["local", "spark"] = "local"
+    """local runs processes of this machine, spark runs tasks of a Spark cluster."""
     num_workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
-    """Buckets at a time; of a cluster, its cores."""
+    """Number of buckets that are processed at the same time: processes of this machine (by default one for each
+    core), or cores of the cluster."""
     memory_mb: int = Field(default=2048, ge=64)
-    """What the shuffle holds in memory, over all workers, before it spills to disk."""
+    """Memory of the shuffle over all workers together, in MB; beyond it, rows are spilled to disk."""
     master: str | None = None
-    """Of Spark: spark://host:7077, yarn, k8s://…"""
+    """Address of the Spark cluster: spark://host:7077, yarn, k8s://…; only for spark."""
     spark: dict[str, str] = Field(default_factory=dict)
-    """Spark's own settings, such as spark.executor.memory."""
+    """Spark's own settings, such as spark.executor.memory; only for spark."""
 
     @model_validator(mode="after")
     def _spark_has_a_master(self) -> "EngineConfig":
@@ -66,31 +69,49 @@ class EngineConfig(Strict):
 
 
 class QualityConfig(Strict):
-    """When a day's logs are abnormal enough to stop everything downstream."""
+    """Limits beyond which a day's logs are abnormal; the assets downstream are then not built."""
 
     max_quarantined_share: float = Field(default=0.02, ge=0, le=1)
+    """Largest share of a day's rows that may be quarantined."""
     trailing_days: int = Field(default=14, ge=1)
+    """Number of days before whose median volume a day is compared with."""
     min_trailing_days: int = Field(default=3, ge=1)
+    """Number of days before that are needed for the comparison; with fewer, any volume above zero passes."""
     min_volume_ratio: float = Field(default=0.5, ge=0)
+    """Least ratio of a day's actions to the median of the days before."""
     max_volume_ratio: float = Field(default=2.0, gt=0)
+    """Largest ratio of a day's actions to the median of the days before."""
     min_feature_coverage: float = Field(default=0.9, ge=0, le=1)
-    """Share of a day's actions whose pin has a feature; below it, a warning."""
+    """Least share of a day's actions whose pin has a feature; below it, a warning."""
 
 
 class Site(Strict):
+    """The content of a site file."""
+
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
+    """Name of the site: letters, digits, _ and -. It is the name of the folder with its assets."""
     start_ds: str
+    """First day of the site, YYYY-MM-DD (UTC): the first partition of the daily assets."""
     end_ds: str | None = None
+    """Last day of the site, YYYY-MM-DD (UTC); without it, a new day is added every day."""
     data_dir: str = "../data"
-    """A folder, or s3://bucket/folder; so may be the logs' root and the deletion list."""
+    """Folder in which the site's own folder is created: a path relative to the site file, or
+    s3://bucket/folder."""
     deletion_list: str | None = None
-    """A text file with one user id a line: those users leave and stay out. If it is named, it must exist."""
+    """Text file (a path, or s3://…) with one user id a line: these users are removed and stay out. If it is named,
+    it must exist."""
     source: Source
+    """Where the logs and the pins are, and how they are read."""
     timelines: TimelineConfig = TimelineConfig()
+    """How user timelines are built and stored."""
     engine: EngineConfig = EngineConfig()
+    """Where per-bucket work runs."""
     quality: QualityConfig = QualityConfig()
+    """Limits beyond which a day's logs are abnormal."""
     training: TrainingConfig = TrainingConfig()
+    """The training set, the model and how training is launched."""
     serving: ServingConfig = ServingConfig()
+    """How users are embedded, indexed and released."""
 
     @field_validator("start_ds", "end_ds", mode="before")
     @classmethod
@@ -116,28 +137,30 @@ class Site(Strict):
 
     @property
     def directory(self) -> Path:
-        """Where this site's assets lie."""
+        """Folder of this site's assets, on disk or in object storage."""
         return path_of(self.data_dir) / self.name
 
     @property
     def workspace(self) -> Path:
-        """On this machine: where it works, and keeps what only it needs. If the assets lie on disk, beside them."""
+        """Local folder for temporary files and what only this machine needs; for assets on disk, their own folder."""
         if not is_remote(self.directory):
             return self.directory
         return local_dir() / f"{self.name}-{hashlib.sha256(self.data_dir.encode()).hexdigest()[:8]}"
 
     @property
     def log_root(self) -> Path:
+        """Folder that the paths of the source are relative to."""
         return path_of(self.source.root)
 
     def fingerprint(self) -> str:
+        """Hash of all settings that decide what the data assets contain."""
         return hashlib.sha256(self.model_dump_json(exclude={"engine", "training", "serving"}).encode()).hexdigest()[:16]
 
 
 def load_site(path: Path, *, environment: Mapping[str, str]) -> Site:
-    """Read and validate a site file. `${NAME}` is taken from `environment`; relative paths count from the file."""
+    """Read and validate a site file. `${NAME}` is taken from `environment`; relative paths are relative to the file."""
     if not path.is_file():
-        raise PipelineError(f"no site file at {path}; set PF_SITE to the YAML file that describes your logs")
+        raise PipelineError(f"no site file at {path}", "set PF_SITE to the YAML file that describes your logs")
     try:
         content = yaml.load(_substitute(path.read_text(encoding="utf-8"), environment, path), Loader=_UniqueKeys)
     except UnicodeDecodeError as error:
@@ -161,7 +184,7 @@ def load_site(path: Path, *, environment: Mapping[str, str]) -> Site:
 
 
 def _from(folder: Path, path: str) -> str:
-    """A path as the site file has it, made absolute; a URL is."""
+    """Make a path of the site file absolute; a URL stays as it is."""
     return str(path_of(path)) if "://" in path else str((folder / path).resolve())
 
 
@@ -172,30 +195,37 @@ class _UniqueKeys(yaml.SafeLoader):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
-                raise yaml.YAMLError(f"key {key!r} stands twice in the mapping from line {node.start_mark.line + 1} on")
+                raise yaml.YAMLError(
+                    f"key {key!r} appears twice in the mapping from line {node.start_mark.line + 1} on"
+                )
         return super().construct_mapping(node, deep)
 
 
 def _without_content(error: yaml.YAMLError) -> str:
-    """What is wrong and where; not the line itself, into which a secret may have been substituted."""
+    """Describe a YAML error and its place, without quoting the line: a secret may have been substituted into it."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem} in line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
     return str(error)
 
 
 def _substitute(text: str, environment: Mapping[str, str], path: Path) -> str:
+    """Replace `${NAME}` and `${NAME:-default}` in the text of a site file."""
+
     def value(match: re.Match[str]) -> str:
         name, default = match["name"], match["default"]
         if name in environment:
             return environment[name]
         if default is not None:
             return default
-        raise PipelineError(f"{path} needs the environment variable {name}, which is not set")
+        raise PipelineError(
+            f"{path} needs the environment variable {name}, which is not set", f"set {name}, then re-run"
+        )
 
     return re.sub(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}", value, text)
 
 
 def _explain(error: ValidationError) -> str:
+    """One line for each problem: the key, and what is wrong with its value."""
     lines = []
     for problem in error.errors():
         field = ".".join(str(part) for part in problem["loc"])

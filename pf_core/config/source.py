@@ -1,8 +1,8 @@
-"""The declarative mapping from foreign logs to our contracts: what a user writes to bring their own site.
+"""The site file's `source` section: how foreign logs are mapped to the schemas of the pipeline.
 
-One YAML section says where the files are and how each contract field is read from their columns. Nothing here
-touches a file: `reading` opens them, `mapping` translates their rows. Unknown keys are errors, so that a typo
-never becomes a silently ignored option.
+It names the files, and for each field of our schemas the column that it is read from. Nothing here touches a file:
+`logs/readers.py` opens them, `logs/mapping.py` translates their rows. Unknown keys are errors, so that a typo never
+becomes a silently ignored option.
 """
 
 import re
@@ -34,11 +34,12 @@ _SUFFIXES: dict[str, FileFormat] = {
 
 
 def _column_shorthand(value: Any) -> Any:
+    """A plain string stands for `{column: string}`."""
     return {"column": value} if isinstance(value, str) else value
 
 
 def ds_text(value: Any) -> str:
-    """YAML reads 2026-01-01 as a date."""
+    """Return a day as text, YYYY-MM-DD; YAML reads 2026-01-01 as a date."""
     text = str(value)
     parse_ds(text)
     return text
@@ -57,32 +58,52 @@ def _foreign_value(value: Any) -> str:
 
 
 class IdField(Strict):
+    """The column with the ids of users or pins. A plain string means `column`."""
+
     column: str
+    """Name of the column."""
     type: IdType = "int"
+    """Type of the ids in our tables: int (64 bits) or string."""
 
 
 class TimeField(Strict):
-    """Epoch numbers in a stated unit, or ISO 8601 text. `timezone` is for ISO text that names no zone."""
+    """The column with the time of an action: a number since 1970 in a stated unit, or ISO 8601 text."""
 
     column: str
+    """Name of the column."""
     unit: TimeUnit
+    """Unit of the number (s, ms or us since 1970), or iso for ISO 8601 text."""
     timezone: Annotated[str, AfterValidator(_known_timezone)] = "UTC"
+    """Time zone of ISO text that names none, such as Europe/Berlin."""
 
 
 class DurationField(Strict):
+    """The column with the duration of an action. A plain string means `column`."""
+
     column: str
+    """Name of the column; a missing value counts as 0."""
     unit: Literal["s", "ms"] = "s"
+    """Unit of the duration: s or ms."""
 
 
 class Condition(Strict):
-    """A test of one column. All the bounds given must hold; a missing or non-numeric value fails them."""
+    """A test of one column. All given bounds must hold; a missing or non-numeric value fails them.
+
+    A plain value means `equals`, a list means `any_of`.
+    """
 
     equals: str | int | float | bool | None = None
+    """Value that the column must have."""
     any_of: tuple[str | int | float | bool, ...] | None = None
+    """Values of which the column must have one."""
     above: FiniteFloat | None = None
+    """The column must be greater than this number."""
     at_least: FiniteFloat | None = None
+    """The column must be this number or greater."""
     below: FiniteFloat | None = None
+    """The column must be less than this number."""
     at_most: FiniteFloat | None = None
+    """The column must be this number or less."""
 
     @model_validator(mode="before")
     @classmethod
@@ -99,11 +120,14 @@ class Condition(Strict):
 
 
 class Rule(Strict):
-    """`is: like, when: {is_like: 1}`; without `when` it always holds. `skip: true` leaves the row out, counted."""
+    """One rule of a category, such as `is: like, when: {is_like: 1}`; the first rule that holds decides."""
 
     value: str | None = Field(default=None, alias="is")
+    """Name that the rule gives. In the site file the key is `is`."""
     skip: bool = False
+    """Whether the row is left out; it is counted as skipped."""
     when: dict[str, Condition] = Field(default_factory=dict)
+    """Conditions by column, which must all hold; without any, the rule always holds."""
 
     @model_validator(mode="after")
     def _one_outcome(self) -> "Rule":
@@ -113,12 +137,17 @@ class Rule(Strict):
 
 
 class CategoryField(Strict):
-    """An action type or a surface: a column as it is, a column through a value map, rules, or a constant."""
+    """How an action type or a surface is read: from a column, from a column through a value map, by rules, or as a
+    constant. A plain string means `column`."""
 
     column: str | None = None
+    """Name of the column."""
     values: Annotated[dict[Annotated[str, BeforeValidator(_foreign_value)], str], Field(min_length=1)] | None = None
+    """Map from values of the column to our names; a row with another value is quarantined."""
     rules: tuple[Rule, ...] = ()
+    """Rules in order; the first one that holds decides, and a row for which none holds is quarantined."""
     constant: str | None = None
+    """Name that every row gets."""
 
     @model_validator(mode="after")
     def _one_way(self) -> "CategoryField":
@@ -130,7 +159,7 @@ class CategoryField(Strict):
 
     @property
     def vocabulary(self) -> tuple[str, ...] | None:
-        """The values that the mapping can give, sorted; None where it takes a column's values as they are."""
+        """Values that the mapping can return, sorted; None where it takes the values of a column as they are."""
         if self.constant is not None:
             return (self.constant,)
         if self.rules:
@@ -139,19 +168,24 @@ class CategoryField(Strict):
 
     @property
     def columns(self) -> set[str]:
+        """Columns that the field is read from."""
         named = {self.column} if self.column else set()
         return named.union(*(rule.when.keys() for rule in self.rules))
 
 
 class Files(Strict):
-    """Where files lie, relative to the source's root. `{ds}` makes one file set a day; `*` and `**` are globs."""
+    """A set of files, and how they are parsed."""
 
     path: str
+    """Path of the files, relative to `root`. `{ds}` stands for the day and makes one set of files a day; `*`
+    and `**` are wildcards."""
     format: FileFormat | None = None
+    """csv, jsonl or parquet; by default by the suffix of `path`."""
     delimiter: str = Field(default=",", min_length=1, max_length=1)
-    """Of a CSV; a .tsv has tabs."""
+    """Character between the values of a CSV file; by default a tab for .tsv files and a comma for others."""
     quote: str | None = Field(default='"', min_length=1, max_length=1)
-    """Around CSV values with a delimiter in them; null if the log does not quote. No value may span lines."""
+    """Character around CSV values that contain the delimiter; null if the log does not quote. No value may span
+    lines."""
 
     @model_validator(mode="before")
     @classmethod
@@ -163,11 +197,12 @@ class Files(Strict):
     @model_validator(mode="after")
     def _format_is_known(self) -> "Files":
         if self.format is None and self.file_format is None:
-            raise ValueError(f"cannot tell the format of {self.path!r}: add `format: csv`, `jsonl` or `parquet`")
+            raise ValueError(f"unknown file format of {self.path!r}: add `format: csv`, `jsonl` or `parquet`")
         return self
 
     @property
     def file_format(self) -> FileFormat | None:
+        """Format of the files, by `format` or by the suffix of `path`; None if it is unknown."""
         if self.format is not None:
             return self.format
         suffixes = [suffix for suffix in PurePath(self.path).suffixes if suffix not in (".gz", ".zst", ".bz2")]
@@ -175,27 +210,36 @@ class Files(Strict):
 
     @property
     def is_dated(self) -> bool:
+        """Whether there is one set of files for each day."""
         return DAY in self.path
 
 
 class ActionsSource(Files):
     """The event log.
 
-    A dated log (`{ds}` in the path) has one file set for each day of *arrival*. A row that arrived up to
-    `late_days` days after it happened goes to the day on which it happened: partition ds reads the files of
-    ds and, as far as they exist, of the `late_days` days after it. Rows later than that are quarantined with
-    the day that they arrived on. `early_days` is the same for files that are cut at a local midnight west of
-    Greenwich. In an undated log every row goes to its own day.
+    A dated log (`{ds}` in the path) has one set of files for each day of *arrival*. A row that arrived up to
+    `late_days` days after it happened belongs to the day on which it happened: partition ds reads the files of
+    ds and, as far as they exist, of the `late_days` days after it. Rows that are later are quarantined in the
+    partition of the day on which they arrived. In an undated log every row belongs to its own day.
     """
 
     user_id: Annotated[IdField, BeforeValidator(_column_shorthand)]
+    """The column with user ids."""
     pin_id: Annotated[IdField, BeforeValidator(_column_shorthand)]
+    """The column with pin ids."""
     ts: TimeField
+    """The column with the time of the action."""
     action_type: Annotated[CategoryField, BeforeValidator(_column_shorthand)]
+    """How the type of the action is read."""
     surface: Annotated[CategoryField, BeforeValidator(_column_shorthand)]
+    """How the surface, on which the action happened, is read."""
     duration_s: Annotated[DurationField, BeforeValidator(_column_shorthand)] | None = None
+    """The column with the duration of the action; without it, every duration is 0."""
     late_days: int = Field(default=1, ge=0, le=30)
+    """Number of days after which a row may still arrive in a dated log; later rows are quarantined."""
     early_days: int = Field(default=0, ge=0, le=1)
+    """Number of days that a row may be dated after the day of its file: 1 for files that are cut at a local
+    midnight west of Greenwich."""
 
     @model_validator(mode="after")
     def _each_column_once(self) -> "ActionsSource":
@@ -209,6 +253,7 @@ class ActionsSource(Files):
 
     @property
     def categories(self) -> list[str]:
+        """Columns that action types and surfaces are read from, sorted."""
         return sorted(self.action_type.columns | self.surface.columns)
 
     @property
@@ -222,22 +267,29 @@ class ActionsSource(Files):
 
 
 class NpyVectors(Strict):
-    """A matrix and the pin id of each of its rows."""
+    """Pin vectors from a matrix."""
 
     npy: str
+    """Path of the .npy matrix with one vector a row, relative to `root`."""
     ids: str
+    """Path of the .npy array with the pin id of each row, relative to `root`."""
 
 
 class LearnedVectors(Strict):
-    """No content vectors: learn them from co-engagement before `until` (exclusive; keep it before evaluation)."""
+    """Pin vectors learned from co-engagement, for sites that have no content vectors."""
 
     until: Annotated[str, BeforeValidator(ds_text)]
+    """Day before which actions are used, YYYY-MM-DD; keep it before the evaluation period."""
     dim: int = Field(default=64, ge=2)
+    """Length of the vectors."""
     window_actions: int = Field(default=20, ge=1, le=40)
+    """Largest distance between two of a user's actions whose pins count as engaged together."""
     min_count: int = Field(default=5, ge=1)
+    """Number of users that a pin needs to get a vector."""
     max_pins: int = Field(default=200_000, ge=2)
+    """Largest number of pins with a vector; those with most users are kept."""
     max_pairs: int = Field(default=20_000_000, ge=1)
-    """Bounds the memory of the decomposition: about 100 bytes a pair."""
+    """Largest number of pairs of pins that are decomposed, the heaviest; each needs about 100 bytes of memory."""
 
     @model_validator(mode="after")
     def _more_pins_than_dimensions(self) -> "LearnedVectors":
@@ -247,7 +299,10 @@ class LearnedVectors(Strict):
 
 
 class ColumnVectors(Strict):
+    """Pin vectors from a column of the catalogue. A plain string means `column`."""
+
     column: str
+    """Name of the column with lists of numbers."""
 
 
 def _vector_kind(value: Any) -> str:
@@ -265,17 +320,22 @@ Vectors = Annotated[
 
 
 class PinsSource(Strict):
-    """The catalogue: ids, interests and candidates from files, vectors from a column, a matrix, or the actions.
+    """The pins: ids, interests and candidates from the catalogue; vectors from a column, a matrix, or the actions.
 
-    A dated catalogue adds a day's pins to those known before, and the newest row of a pin wins. An undated one
-    is read whole for every partition.
+    A dated catalogue (`{ds}` in its path) adds a day's pins to the known ones, and the newest row of a pin wins. An
+    undated one is read whole for every partition.
     """
 
     pin_id: Annotated[IdField, BeforeValidator(_column_shorthand)]
+    """The column with pin ids."""
     catalogue: Files | None = None
+    """Files with one row a pin; without them, the pins are those that have a vector."""
     vectors: Vectors
+    """Where the vector of each pin comes from."""
     interest: str | None = None
+    """Name of the column with the interest (topic) of a pin; without it, every interest is unknown."""
     is_candidate: str | None = None
+    """Name of the column that says whether a pin may be recommended; without it, every pin may."""
 
     @model_validator(mode="after")
     def _columns_need_a_catalogue(self) -> "PinsSource":
@@ -291,24 +351,32 @@ class PinsSource(Strict):
 
     @property
     def is_incremental(self) -> bool:
+        """Whether the catalogue has one set of files for each day."""
         return self.catalogue is not None and self.catalogue.is_dated
 
 
 class Positive(Strict):
-    """Which actions are positive engagement; the paper's default (section 3)."""
+    """Which actions are positive engagement; the defaults are the paper's (section 3)."""
 
     action_types: tuple[str, ...] = ("repin", "closeup", "click")
+    """Types of positive actions."""
     longer_than_s: dict[str, float] = Field(default_factory=lambda: {"closeup": 10.0, "click": 10.0})
+    """By action type, the duration in seconds that a positive action must exceed."""
     surfaces: tuple[str, ...] | None = ("homefeed",)
+    """Surfaces of positive actions; null means all of them."""
 
 
 class Source(Strict):
-    """A site's logs. Relative paths count from `root`, and a relative root from the file that holds this section."""
+    """A site's logs and pins."""
 
     root: str = "."
+    """Folder that the paths below are relative to: a path relative to the site file, or s3://bucket/folder."""
     actions: ActionsSource
+    """The event log."""
     pins: PinsSource
+    """The pins and their vectors."""
     positive: Positive = Positive()
+    """Which actions are positive engagement."""
 
     @model_validator(mode="after")
     def _pin_ids_agree(self) -> "Source":

@@ -1,8 +1,7 @@
-"""Everything about the model and its training that can be chosen: the paper's ablations are changes to these fields.
+"""The settings of the model and its training; the paper's ablations are changes to these fields.
 
-Frozen and validated; JSON in and out; `fingerprint` names a choice. Nothing here imports torch, so that a site file
-can be read, and an asset graph drawn, without it. The paper's values are the defaults where it gives them; what it
-leaves open is marked "ours".
+Nothing here imports torch, so that a site file can be read, and the asset graph drawn, without it. The defaults are
+the paper's values where it gives them; what it leaves open is marked "ours".
 """
 
 import hashlib
@@ -26,43 +25,58 @@ class FeatureConfig(Strict):
     """Which parts make up an action's input vector (section 3.1; Table 6 removes them one at a time)."""
 
     pin_feature: bool = True
+    """Content vector of the pin."""
     action_type: bool = True
+    """Learned embedding of the action type."""
     surface: bool = True
+    """Learned embedding of the surface."""
     duration: bool = True
+    """Logarithm of the duration."""
     absolute_time: bool = True
+    """Encoding of the time of the action: learned phases of fixed periods, and the logarithm of its age."""
     since_latest: bool = True
+    """Time from the action to the newest one of the sequence."""
     gap: bool = True
+    """Time between the action and the one before it."""
     position: bool = True
-    """The learned positional encoding."""
+    """Learned positional encoding."""
 
 
 class ModelConfig(Strict):
-    """The user tower (A.2) and the pin tower."""
+    """The user tower (appendix A.2) and the pin tower."""
 
     features: FeatureConfig = FeatureConfig()
+    """Parts of an action's input vector."""
     sequence_types: tuple[str, ...] | None = None
-    """Action types that a sequence holds; None is all of them. Others are neither read nor predicted (A.4 removes the
-    weaker ones)."""
+    """Action types that a sequence holds; null means all of them. Others are neither read nor predicted (appendix
+    A.4 removes the weaker ones)."""
     sequence_length: int = Field(default=256, ge=1)
+    """M: number of a user's newest actions that the model reads."""
     num_layers: int = Field(default=6, ge=0)
+    """Number of transformer layers of the user tower."""
     hidden_dim: int = Field(default=768, ge=1)
+    """H: width of the transformer; a multiple of num_heads."""
     num_heads: int = Field(default=8, ge=1)
+    """Number of attention heads."""
     embedding_dim: int = Field(default=256, ge=1)
+    """D: length of user and pin embeddings."""
     category_dim: int = Field(default=16, ge=1)
-    """Width of the action type's and the surface's embedding; ours: the paper says small."""
+    """Length of the embeddings of action types and surfaces; ours: the paper says small."""
     pin_hidden_dim: int = Field(default=1024, ge=1)
     """Hidden width of the pin tower's MLP; ours: the paper gives none."""
     is_causal: bool = True
-    """False is the paper's masking ablation: inner positions of sasrec and dense_all_action then see their targets."""
+    """Whether an action only sees those before it. False is the paper's masking ablation: inner positions of sasrec
+    and dense_all_action then see their targets."""
     near_identity_init: bool = True
-    """Both towers start by passing the content vector through; ours, not the paper's (docs/LOG.md has both)."""
+    """Whether both towers start by passing the content vector through; ours, not the paper's (docs/LOG.md has
+    both)."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Ours: the paper mentions none."""
+    """Share of activations that training drops; ours: the paper mentions none."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "ModelConfig":
         if self.hidden_dim % self.num_heads:
-            raise ValueError(f"hidden_dim {self.hidden_dim} is no multiple of num_heads {self.num_heads}")
+            raise ValueError(f"hidden_dim {self.hidden_dim} is not a multiple of num_heads {self.num_heads}")
         chosen = self.features.model_dump(exclude={"position"})
         if not any(chosen.values()):
             raise ValueError("every feature is switched off: the model would see nothing")
@@ -70,47 +84,57 @@ class ModelConfig(Strict):
 
 
 class SamplingConfig(Strict):
-    """Which pairs a timeline gives (section 3.4) and the knobs of the on-the-fly dataset (section 3.5).
+    """Which training pairs a timeline gives (section 3.4), and the knobs of the on-the-fly dataset (section 3.5).
 
     The fourth knob, the sequence length, belongs to the model.
     """
 
     objective: Objective = "dense_all_action"
+    """Which later actions the embeddings of a sequence are trained to predict (section 3.4)."""
     window_days: float = Field(default=28.0, gt=0)
-    """K: how far into the future a positive may lie (all_action and dense_all_action)."""
+    """K: number of days after an action within which a positive may lie (all_action and dense_all_action)."""
     equal_e1_weight: bool = True
-    """sasrec: the newest embedding's pair weighs as much as all others of its sequence together (A.4)."""
+    """For sasrec: whether the newest embedding's pair weighs as much as all others of its sequence together
+    (appendix A.4)."""
     positive_types: tuple[str, ...] | None = None
-    """Of the site's positive action types, those to learn from; None is all of them (multi-task)."""
+    """Positive action types to learn from, out of the site's; null means all of them (multi-task)."""
     sequence_fraction: float = Field(default=1.0, gt=0, le=1)
-    """Of a timeline's possible sequences, the share that is sampled each epoch."""
+    """Share of a timeline's possible sequences that is sampled in each epoch."""
     max_sequences_per_user: int = Field(default=1, ge=1)
+    """Largest number of sequences that a timeline gives in an epoch."""
     max_positives_per_sequence: int = Field(default=32, ge=1)
+    """Largest number of pairs that a sequence gives."""
 
 
 class LossConfig(Strict):
-    """Negatives, correction and temperature (section 3.3, A.3)."""
+    """Negatives, correction and temperature (section 3.3, appendix A.3)."""
 
     kind: Literal["softmax", "bce"] = "softmax"
-    """bce is SASRec's own: each pair against one negative drawn from the pool."""
+    """softmax is the paper's sampled softmax; bce is SASRec's own loss: each pair against one negative drawn from
+    the pool."""
     negatives: Negatives = "mixed"
+    """Pool of negatives: other pairs' positives (in_batch), random candidates, or both (mixed)."""
     max_in_batch: int = Field(default=5000, ge=1)
+    """Largest number of in-batch negatives, over all ranks."""
     num_random: int = Field(default=8192, ge=1)
-    """Over all ranks together: each draws its share, and all share the pool."""
+    """Number of random negatives over all ranks: each rank draws its share, and all share the pool."""
     log_q: LogQ = "all"
-    """none; negatives only; all: positive and negatives, the paper's; corrected: arXiv 2507.09331."""
+    """Correction for how often a pin is drawn: none; negatives only; all: positive and negatives, the paper's;
+    corrected: arXiv 2507.09331."""
     sketch_depth: int = Field(default=4, ge=1, le=16)
+    """Number of hash functions of the count-min sketch that estimates how often a pin occurs."""
     sketch_width: int = Field(default=1 << 18, ge=16)
-    """Shares are overestimated by about 1/width: keep it well above max_in_batch * candidates / num_random."""
+    """Number of counters for each hash function, a power of two. Shares are overestimated by about 1/width: keep it
+    well above max_in_batch * candidates / num_random."""
     temperature: float = Field(default=0.1, ge=0.01)
-    """Where the learned temperature starts; it never falls below 0.01."""
+    """Initial value of the learned temperature, which never falls below 0.01."""
     chunk_rows: int = Field(default=256, ge=1)
-    """Rows of the logit matrix held at a time."""
+    """Number of rows of the logit matrix in memory at a time."""
 
     @model_validator(mode="after")
     def _fits(self) -> "LossConfig":
         if self.sketch_width & (self.sketch_width - 1):
-            raise ValueError(f"sketch_width {self.sketch_width} is no power of two")
+            raise ValueError(f"sketch_width {self.sketch_width} is not a power of two")
         if self.kind == "bce" and self.log_q != "none":
             raise ValueError("binary cross-entropy has no log-Q correction: set log_q to none")
         return self
@@ -120,49 +144,69 @@ class OptimizerConfig(Strict):
     """AdamW with warm-up and decay; ours: the paper gives none of it."""
 
     num_steps: int = Field(default=100_000, ge=1)
+    """Number of training steps."""
     learning_rate: float = Field(default=1e-3, gt=0)
+    """Learning rate after the warm-up."""
     warmup_steps: int = Field(default=1000, ge=0)
+    """Number of steps in which the learning rate rises from 0."""
     decay: Literal["none", "linear", "cosine"] = "cosine"
+    """How the learning rate falls after the warm-up."""
     weight_decay: float = Field(default=0.01, ge=0)
+    """AdamW's weight decay."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
+    """AdamW's decay of the mean of gradients."""
     beta2: float = Field(default=0.98, ge=0, lt=1)
+    """AdamW's decay of the mean of squared gradients."""
     max_gradient_norm: float = Field(default=1.0, gt=0)
+    """Norm that gradients are clipped to."""
 
 
 class TrainConfig(Strict):
-    """One training run. With the data it decides the result; the number of processes changes only rounding and
-    dropout."""
+    """One training run. Together with the data it determines the result; the number of processes changes only
+    rounding and dropout."""
 
     model: ModelConfig = ModelConfig()
+    """The towers."""
     sampling: SamplingConfig = SamplingConfig()
+    """Which pairs are sampled."""
     loss: LossConfig = LossConfig()
+    """Negatives, correction and temperature."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    """AdamW and its schedule."""
     seed: int = Field(default=0, ge=0)
+    """Seed of initial weights, sampling and dropout."""
     batch_users: int = Field(default=1024, ge=1)
-    """Users of a step, over all ranks; the paper's 128 a GPU on 8 GPUs."""
+    """Number of users of a step over all ranks; the paper's 128 a GPU on 8 GPUs."""
     shuffle_batches: int = Field(default=32, ge=1)
-    """Batches are cut from this many batches' worth of shuffled users, sorted by length: little padding."""
+    """Number of batches' worth of shuffled users that are sorted by length before batches are cut from them: more
+    mean less padding."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16 autocasts the towers, for GPUs (slow on most CPUs); the loss and the weights stay float32."""
     compile: bool = False
-    """torch.compile the transformer."""
+    """Whether the transformer is compiled by torch.compile."""
     log_every: int = Field(default=20, ge=1)
+    """Number of steps between two logged losses."""
     evaluate_every: int = Field(default=500, ge=1)
+    """Number of steps between two measurements of Recall@10 on held-out users."""
     evaluate_users: int = Field(default=1000, ge=1)
+    """Number of held-out users of such a measurement."""
     evaluate_pins: int = Field(default=100_000, ge=1)
+    """Number of candidate pins of such a measurement."""
     checkpoint_every: int = Field(default=500, ge=1)
+    """Number of steps between two checkpoints."""
 
     def fingerprint(self) -> str:
+        """Hash of all settings."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
 
 
 def paper() -> TrainConfig:
-    """Section 4's model: M = 256, D = 256, and the largest of Table 9; ours: the near-identity start."""
+    """The model of section 4: M = 256, D = 256, and the largest of Table 9; ours: the near-identity start."""
     return TrainConfig(loss=LossConfig(sketch_width=1 << 22), precision="bfloat16", compile=True)
 
 
 def demo() -> TrainConfig:
-    """Useful after a few minutes on two CPU cores."""
+    """A model that is useful after a few minutes of training on two CPU cores."""
     return TrainConfig(
         model=ModelConfig(
             sequence_length=64,
@@ -185,7 +229,7 @@ def demo() -> TrainConfig:
 
 
 def tiny() -> TrainConfig:
-    """Steps of milliseconds, for tests."""
+    """A model with steps of milliseconds, for tests."""
     return TrainConfig(
         model=ModelConfig(
             sequence_length=8,
@@ -210,7 +254,7 @@ def tiny() -> TrainConfig:
 
 
 def choose(preset: Preset, changes: dict[str, Any]) -> TrainConfig:
-    """A preset with some fields changed: `{"model": {"num_layers": 4}, "seed": 1}`."""
+    """Return a preset with some fields changed, such as `{"model": {"num_layers": 4}, "seed": 1}`."""
     base = {"paper": paper, "demo": demo, "tiny": tiny}[preset]().model_dump()
     try:
         return TrainConfig.model_validate(_merged(base, changes))
@@ -229,18 +273,21 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 class LaunchConfig(Strict):
-    """How the training processes start. Several nodes need the same rendezvous, which one of them hosts, and a shared
-    file system for the site's data_dir."""
+    """How the training processes are started (torch.distributed.run). Several nodes need the same rendezvous, which
+    one of them hosts, and a shared file system for the site's data_dir."""
 
     processes_per_node: int = Field(default=1, ge=1)
+    """Number of training processes (ranks) on each node; one for each GPU."""
     num_nodes: int = Field(default=1, ge=1)
+    """Number of nodes."""
     rendezvous_endpoint: str | None = None
-    """host:port; without it, one node finds itself."""
+    """host:port at which the nodes meet; only one node needs none."""
     rendezvous_id: str = "pinnerformer"
+    """Name of the job at the rendezvous; the same on all nodes."""
     max_restarts: int = Field(default=2, ge=0)
-    """How often the processes start again from the last checkpoint when one of them dies."""
+    """Number of times that the processes are restarted from the last checkpoint when one of them dies."""
     num_workers: int = Field(default=1, ge=0)
-    """Processes of each rank that sample examples ahead of the step."""
+    """Number of processes of each rank that sample examples ahead of the step."""
     threads_per_process: int | None = Field(default=None, ge=1)
     """CPU threads of a rank; by default its share of the cores."""
 
@@ -252,19 +299,22 @@ class LaunchConfig(Strict):
 
 
 class TrainingConfig(Strict):
-    """The site file's `training` section: what goes in, which model, how it is launched."""
+    """The site file's `training` section: the training set, the model and how training is launched."""
 
     evaluation_days: int = Field(default=14, ge=0)
-    """The cut: training ends this many days before the newest timelines, so that the rest can judge it."""
+    """Number of newest days that training does not see: they evaluate the model."""
     held_out_share: float = Field(default=0.1, ge=0, lt=1)
-    """Users, chosen by hash, whom training never sees."""
+    """Share of users, chosen by hash, whom training never sees."""
     preset: Preset = "demo"
+    """Settings to start from: paper, demo or tiny."""
     changes: dict[str, Any] = Field(default_factory=dict)
-    """Fields of the preset that differ, nested as in TrainConfig."""
+    """Settings that differ from the preset, nested as in TrainConfig: `{model: {num_layers: 4}}`."""
     launch: LaunchConfig = LaunchConfig()
+    """How the training processes are started."""
 
     @property
     def train_config(self) -> TrainConfig:
+        """The preset with the changes applied."""
         return choose(self.preset, self.changes)
 
     @model_validator(mode="after")

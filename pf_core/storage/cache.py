@@ -1,6 +1,7 @@
-"""Copies on this machine of what lies in object storage, for those who need a file on disk: to map, or to load whole.
+"""The local cache: copies of files in object storage, for code that needs them on disk to memory-map or load them.
 
-A copy is known by what it holds (names and ETags), so that it is never out of date, and one who asks again has it.
+The name of a copy is a hash of the names and ETags of what it holds, so that a copy is never out of date and is
+downloaded once.
 """
 
 import contextlib
@@ -13,11 +14,11 @@ from pathlib import Path
 from pf_core.storage.files import is_remote, local_dir, object_store, plain_etag, reaching, scratch_dir
 
 CACHE_GB = 100.0
-"""Of all copies; those that were not asked for the longest are removed first. PF_CACHE_GB changes it."""
+"""Size of the cache in GB; beyond it, the least recently used copies are evicted. PF_CACHE_GB changes it."""
 
 
 def fetched(path: Path) -> Path:
-    """A file or folder on this machine's disk: itself, or a copy that has what the object store has now."""
+    """Return a path on this machine's disk: the path itself, or a copy of what the object store has now."""
     if not is_remote(path):
         return path
     store, name = object_store(path)
@@ -37,19 +38,19 @@ def fetched(path: Path) -> Path:
                     store.get_file(key, str(target))
                 with contextlib.suppress(OSError):  # another process was faster
                     partial.rename(entry)
-            _evict(entry.parent, but=entry)
+            _evict(entry.parent, keep=entry)
     os.utime(entry)
     return entry / path.name
 
 
-def _evict(cache: Path, *, but: Path) -> None:
-    """What is removed stays readable for those who have it open."""
+def _evict(cache: Path, *, keep: Path) -> None:
+    """Remove the least recently used copies. Processes that have a removed file open can go on reading it."""
     sizes = {
         entry: sum(file.stat().st_size for file in entry.rglob("*") if file.is_file()) for entry in cache.glob("[!.]*")
     }
     excess = sum(sizes.values()) - float(os.environ.get("PF_CACHE_GB") or CACHE_GB) * 1e9
     for entry in sorted(sizes, key=lambda entry: entry.stat().st_mtime_ns):
-        if excess > 0 and entry != but:
-            gone = entry.rename(entry.with_name(f".{uuid.uuid4().hex}"))
-            shutil.rmtree(gone, ignore_errors=True)
+        if excess > 0 and entry != keep:
+            evicted = entry.rename(entry.with_name(f".{uuid.uuid4().hex}"))
+            shutil.rmtree(evicted, ignore_errors=True)
             excess -= sizes[entry]

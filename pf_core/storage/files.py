@@ -91,8 +91,8 @@ def reaching(path: Path) -> Iterator[None]:
 def write_file(path: Path) -> Iterator[Path]:
     """Yield a path on this machine to write to; the file appears at `path` when the block ends without an error.
 
-    Readers see the old file until then. On disk the new one is written beside it and renamed, in object storage it is
-    uploaded.
+    Readers see the old file until then. On disk the new file is written under a temporary name and renamed, in object
+    storage it is uploaded.
     """
     if is_remote(path):
         with scratch_dir("upload") as folder:

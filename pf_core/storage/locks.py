@@ -1,9 +1,11 @@
-"""One writer at a time in a folder of an object store, which has no locks: leases, which expire unless renewed.
+"""Locks: one writer of a folder at a time, and no writer while others rely on the folder.
 
-A writer holds the object `.lock`, made on the condition that there is none (If-None-Match); those who rely on the
-folder hold one each under `.relying`. Whoever comes writes his own first and then looks for others', so that of two who
-come together at least one sees the other. A thread renews what is held, and what was not renewed for LEASE_S belongs to
-somebody who died. Ages are differences of the store's own times: this machine's clock may jump.
+On disk these are `flock`s, which end with their process. An object store has no locks; there they are leases, which
+expire unless they are renewed. A writer holds the object `.lock`, which it creates on the condition that there is none
+(If-None-Match); runs that rely on the folder hold one object each under `.relying`. A run first writes its own object
+and then looks for those of others, so that of two runs that start together at least one sees the other. A thread renews
+a lease; one that was not renewed for LEASE_S belongs to a run that died. Ages are differences between times of the
+store, because the clock of this machine may jump.
 """
 
 import contextlib
@@ -23,13 +25,14 @@ from pf_core.errors import PipelineError
 from pf_core.storage.files import is_refused, is_remote, object_store, reaching
 
 LEASE_S = 90.0
+"""Seconds after which a lease that is not renewed expires."""
 
 LOCK, RELYING, CLOCK = ".lock", ".relying", ".clock"
 
 
 @dataclass
 class _Lease:
-    """An object that is ours as long as its ETag is the one that we were told last."""
+    """An object in the store that this run holds as long as the ETag is the one of its last write."""
 
     store: Any
     key: str
@@ -43,7 +46,7 @@ class _Lease:
         return {"Bucket": bucket, "Key": key}
 
     def renew(self) -> None:
-        """Lost is what somebody else has taken, or what could not be renewed in time."""
+        """Renew the lease; it is lost if another run has taken it, or if it could not be renewed in time."""
         try:
             self.etag = self.store.call_s3("put_object", **self.address, Body=_holder(), IfMatch=self.etag)["ETag"]
             self.renewed = time.monotonic()
@@ -55,27 +58,44 @@ class _Lease:
             self.store.call_s3("delete_object", **self.address)
 
 
-def exclusive_lease(folder: Path, otherwise: str) -> contextlib.AbstractContextManager[None]:
-    return _held(folder, LOCK, otherwise)
+def exclusive(folder: Path, what: str) -> contextlib.AbstractContextManager[None]:
+    """Lock a folder for one writer; refused while another run writes it or relies on it."""
+    refusal = f"another run is writing {what} or relying on it"
+    return _leased(folder, LOCK, refusal) if is_remote(folder) else _locked(folder, fcntl.LOCK_EX, refusal)
 
 
-def shared_lease(folder: Path, otherwise: str) -> contextlib.AbstractContextManager[None]:
-    return _held(folder, f"{RELYING}/{uuid.uuid4().hex}", otherwise)
+def relying_on(folder: Path, what: str) -> contextlib.AbstractContextManager[None]:
+    """Keep writers out of a folder; refused while another run writes it."""
+    refusal, name = f"another run is writing {what}", f"{RELYING}/{uuid.uuid4().hex}"
+    return _leased(folder, name, refusal) if is_remote(folder) else _locked(folder, fcntl.LOCK_SH, refusal)
 
 
 @contextlib.contextmanager
-def _held(folder: Path, name: str, otherwise: str) -> Iterator[None]:
-    refusal = PipelineError(
-        f"{otherwise} in {folder}; wait until it has ended (if it was killed, {LEASE_S:.0f} s), then re-run"
+def _locked(folder: Path, kind: int, refusal: str) -> Iterator[None]:
+    """Hold a lock of the file system; it ends with its process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PipelineError(f"{refusal} in {folder}", "wait until it has ended, then re-run") from None
+        yield
+
+
+@contextlib.contextmanager
+def _leased(folder: Path, name: str, refusal: str) -> Iterator[None]:
+    """Hold a lease in an object store, and renew it in a thread."""
+    refused = PipelineError(
+        f"{refusal} in {folder}", f"wait until it has ended (if it was killed, {LEASE_S:.0f} s), then re-run"
     )
     store, root = object_store(folder)
     with reaching(folder):
         lease = _take(store, f"{root}/{name}", _now(store, root))
         if lease is None:
-            raise refusal
+            raise refused
         if _is_held(store, root, RELYING if name == LOCK else LOCK):
             lease.release()
-            raise refusal
+            raise refused
     is_over = threading.Event()
 
     def renew() -> None:
@@ -89,7 +109,8 @@ def _held(folder: Path, name: str, otherwise: str) -> Iterator[None]:
         if lease.is_lost:
             raise PipelineError(
                 f"the lease of {folder} was lost for a while (was this machine asleep, or cut off?), and another run "
-                "may have written there: re-run"
+                "may have written there",
+                "re-run",
             )
     finally:
         is_over.set()
@@ -99,7 +120,7 @@ def _held(folder: Path, name: str, otherwise: str) -> Iterator[None]:
 
 
 def _take(store: Any, key: str, now: datetime) -> _Lease | None:
-    """None if somebody else has it."""
+    """Create the lease, or take over an expired one; None if another run holds it."""
     lease = _Lease(store, key, "")
     while True:
         try:
@@ -111,7 +132,7 @@ def _take(store: Any, key: str, now: datetime) -> _Lease | None:
         try:
             found = store.call_s3("head_object", **lease.address)
         except FileNotFoundError:
-            continue  # it was given back between
+            continue  # it was released in between
         if (now - found["LastModified"]).total_seconds() < LEASE_S:
             return None
         lease.etag = found["ETag"]
@@ -120,13 +141,14 @@ def _take(store: Any, key: str, now: datetime) -> _Lease | None:
 
 
 def _is_held(store: Any, root: str, name: str) -> bool:
+    """Whether any lease under this name has not expired."""
     now = _now(store, root)
     found = store.find(f"{root}/{name}", detail=True).values()
     return any((now - info["LastModified"]).total_seconds() < LEASE_S for info in found)
 
 
 def _now(store: Any, root: str) -> datetime:
-    """The store's own time."""
+    """Time of the store: that of an object that is written now."""
     probe = _Lease(store, f"{root}/{CLOCK}/{uuid.uuid4().hex}", "")
     store.call_s3("put_object", **probe.address, Body=b"")
     now: datetime = store.call_s3("head_object", **probe.address)["LastModified"]
@@ -135,28 +157,5 @@ def _now(store: Any, root: str) -> datetime:
 
 
 def _holder() -> bytes:
-    """Read by people who wonder who holds it."""
+    """Host and process that hold a lease, for people who look at the object."""
     return f"{socket.gethostname()} {os.getpid()}".encode()
-
-
-def exclusive(folder: Path, what: str) -> contextlib.AbstractContextManager[None]:
-    """One writer of a folder at a time, and nobody who relies on it; the lock dies with its process."""
-    otherwise = f"another run is writing {what} or relying on it"
-    return exclusive_lease(folder, otherwise) if is_remote(folder) else _locked(folder, fcntl.LOCK_EX, otherwise)
-
-
-def relying_on(folder: Path, what: str) -> contextlib.AbstractContextManager[None]:
-    """While this lasts, nobody replaces what is in the folder."""
-    otherwise = f"another run is writing {what}"
-    return shared_lease(folder, otherwise) if is_remote(folder) else _locked(folder, fcntl.LOCK_SH, otherwise)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, kind: int, otherwise: str) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise PipelineError(f"{otherwise} in {folder}; wait until it has ended, then re-run") from None
-        yield

@@ -1,4 +1,4 @@
-"""The site file: what a user writes is either understood or refused with the place of the mistake."""
+"""The site file: it is read as intended, or refused with the place of the mistake."""
 
 import traceback
 from pathlib import Path
@@ -58,7 +58,7 @@ def load(folder: Path, text: str, environment: dict[str, str] = ENVIRONMENT) -> 
 
 
 def refusal(folder: Path, text: str, environment: dict[str, str] = ENVIRONMENT) -> str:
-    """The message; it always names the file."""
+    """Return the error message, which always names the file."""
     with pytest.raises(PipelineError) as error:
         load(folder, text, environment)
     assert str(folder / "site.yaml") in str(error.value)
@@ -105,7 +105,7 @@ def test_the_demo_file_is_valid() -> None:
 # Paths and the environment
 
 
-def test_relative_paths_count_from_the_file_not_from_the_working_directory(tmp_path: Path) -> None:
+def test_relative_paths_are_relative_to_the_file_not_to_the_working_directory(tmp_path: Path) -> None:
     site = load(tmp_path, changed(("${SHOP_LOGS}", "logs"), ("${SHOP_DATA:-out}", "out\ndeletion_list: forget.txt")))
     assert site.log_root == tmp_path / "logs"
     assert site.directory == tmp_path / "out" / "shop"
@@ -155,12 +155,12 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ("column: event\n", "constant: click\n", "source.actions.action_type: `values` maps the values of a column"),
         ("      column: event\n", "", "source.actions.action_type: give exactly one of"),
         ("column: event\n", "column: event\n      constant: x\n", "source.actions.action_type: give exactly one of"),
-        ("*.csv.gz", "*.xml", "source.actions: cannot tell the format of 'actions/{ds}/*.xml'"),
-        ("*.csv.gz", "part-*", "source.actions: cannot tell the format of"),
+        ("*.csv.gz", "*.xml", "source.actions: unknown file format of 'actions/{ds}/*.xml'"),
+        ("*.csv.gz", "part-*", "source.actions: unknown file format of"),
         ("late_days: 2", "late_days: -1", "source.actions.late_days"),
         ("late_days: 2", "late_days: 2\n    delimiter: ';;'", "source.actions.delimiter"),
         ("end_ds: 2026-03-31", "end_ds: 2025-12-31", "end_ds 2025-12-31 is before start_ds 2026-01-01"),
-        ("start_ds: 2026-01-01", "start_ds: soon", "start_ds: 'soon' is not a day: write it as YYYY-MM-DD"),
+        ("start_ds: 2026-01-01", "start_ds: soon", "start_ds: 'soon' is not a day; write it as YYYY-MM-DD"),
         ("start_ds: 2026-01-01", "start_ds: '2026-02-30'", "start_ds: '2026-02-30' is not a day"),
         ("end_ds: 2026-03-31", "end_ds: 31.3.2026", "end_ds: '31.3.2026' is not a day"),
         ("    vectors: vector\n", "", "source.pins.vectors"),
@@ -184,7 +184,7 @@ def test_every_mistake_is_named_at_once(tmp_path: Path) -> None:
         ("name: shop", "name: shop\nname: other", "name"),
     ],
 )
-def test_a_key_that_stands_twice_is_refused(tmp_path: Path, old: str, new: str, key: str) -> None:
+def test_a_repeated_key_is_refused(tmp_path: Path, old: str, new: str, key: str) -> None:
     message = refusal(tmp_path, changed((old, new)))
     assert "twice" in message
     assert key in message
@@ -257,7 +257,7 @@ def test_an_unknown_timezone_is_refused_when_the_file_is_read(tmp_path: Path) ->
     ],
 )
 def test_a_condition_or_map_without_content_is_refused(tmp_path: Path, old: str, new: str, field: str) -> None:
-    """`when: {depth: }` would hold for every row, and the others are no SQL at all."""
+    """`when: {depth: }` would hold for every row, and the others are not valid SQL."""
     assert field in refusal(tmp_path, changed((old, new)))
 
 
@@ -331,7 +331,7 @@ def test_vectors_that_cannot_be_had_are_refused(
         ("**/*.pq", "parquet"),
     ],
 )
-def test_the_suffix_tells_the_format(path: str, expected: str) -> None:
+def test_the_suffix_determines_the_format(path: str, expected: str) -> None:
     assert Files(path=path).file_format == expected
 
 

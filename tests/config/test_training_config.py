@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from pf_core.config.training import (
     LaunchConfig,
     LossConfig,
     ModelConfig,
+    Preset,
     TrainConfig,
     TrainingConfig,
     choose,
@@ -17,7 +19,7 @@ from pf_core.config.training import (
 )
 from pf_core.errors import PipelineError
 
-PRESETS = {"paper": paper, "demo": demo, "tiny": tiny}
+PRESETS: dict[Preset, Callable[[], TrainConfig]] = {"paper": paper, "demo": demo, "tiny": tiny}
 
 
 def leaves(value: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
@@ -58,7 +60,7 @@ def different(path: tuple[str, ...], value: Any) -> Any:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_are_valid_and_survive_json(preset: str) -> None:
+def test_presets_are_valid_and_survive_json(preset: Preset) -> None:
     config = PRESETS[preset]()
     again = TrainConfig.model_validate_json(config.model_dump_json())
     assert again == config

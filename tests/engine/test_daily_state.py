@@ -11,6 +11,7 @@ from pf_core.engine import daily_state
 from pf_core.engine.daily_state import DailyState, StateManifest, create_bucket
 from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
+from pf_core.storage.files import read_json
 
 DAYS = ["2026-01-01", "2026-01-02"]
 
@@ -34,11 +35,10 @@ def state(tmp_path: Path) -> DailyState[CountedManifest]:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Every JSON file that is read from now on."""
     paths: list[Path] = []
-    read = daily_state.read_json
 
     def counted(path: Path) -> Any:
         paths.append(path)
-        return read(path)
+        return read_json(path)
 
     monkeypatch.setattr(daily_state, "read_json", counted)
     return paths

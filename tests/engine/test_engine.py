@@ -1,7 +1,10 @@
+"""The engine: hashing into buckets, sorting, shuffling in bounded memory, and running tasks in processes."""
+
 import pickle
 import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,15 +15,17 @@ from hypothesis import strategies as st
 from pf_core.engine.base import Engine
 from pf_core.engine.local import LocalEngine
 from pf_core.engine.shuffle import Shuffle, ShuffleShare, merge_parts, rank_ids, sort_actions
-from pf_core.engine.spark import SparkEngine
+from pf_core.engine.spark import SparkEngine, _run_tasks
+from pf_core.errors import PipelineError
 from pf_core.hashing import bucket_of
 from pf_core.progress import report
 from pf_core.schemas import ACTION_COLUMNS, CATEGORY, TIMESTAMP
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
+Row = tuple[Any, ...]
 
 
-def actions_table(rows: list[tuple]) -> pa.Table:
+def actions_table(rows: list[Row]) -> pa.Table:
     columns = list(zip(*rows, strict=True)) if rows else [()] * 6
     users = pa.array(columns[0], pa.string() if columns[0] and isinstance(columns[0][0], str) else pa.int64())
     return pa.table(
@@ -35,8 +40,8 @@ def actions_table(rows: list[tuple]) -> pa.Table:
     )
 
 
-def test_buckets_never_change() -> None:
-    # Worked out apart: splitmix64(1) = 0x910A2DEC89025CC1, splitmix64(2) = 0x975835DE1C9756CE (Vigna's reference).
+def test_the_bucket_of_a_user_never_changes() -> None:
+    # Reference values: splitmix64(1) = 0x910A2DEC89025CC1, splitmix64(2) = 0x975835DE1C9756CE (Vigna's reference).
     assert bucket_of(pa.array([1, 2]), 1000).tolist() == [0x910A2DEC89025CC1 % 1000, 0x975835DE1C9756CE % 1000]
     # `printf a | b2sum -l 64` prints 40f89e395b66422f, and for abc d8bb14d833d59559.
     expected = [
@@ -65,9 +70,9 @@ def test_rank_of_strings(ids: list[str]) -> None:
 
 
 @st.composite
-def action_rows(draw: st.DrawFn) -> list[tuple]:
+def action_rows(draw: st.DrawFn) -> list[Row]:
     """Few values, so that ties and exact duplicates are frequent."""
-    users = draw(st.sampled_from([[1, 2, 10**15], ["a", "ab", "ä"]]))
+    users: list[Any] = draw(st.sampled_from([[1, 2, 10**15], ["a", "ab", "ä"]]))
     row = st.tuples(
         st.sampled_from(users),
         st.integers(0, 3).map(lambda s: T0 + timedelta(seconds=s)),
@@ -81,7 +86,7 @@ def action_rows(draw: st.DrawFn) -> list[tuple]:
 
 @settings(max_examples=200)
 @given(action_rows())
-def test_sorting_is_pythons_sorting_of_distinct_rows(rows: list[tuple]) -> None:
+def test_sorting_equals_pythons_sorting_of_distinct_rows(rows: list[Row]) -> None:
     expected = sorted(
         set(rows), key=lambda row: (str(row[0]).encode() if isinstance(row[0], str) else row[0], *row[1:])
     )
@@ -91,14 +96,16 @@ def test_sorting_is_pythons_sorting_of_distinct_rows(rows: list[tuple]) -> None:
     assert num_duplicates == len(rows) - len(expected)
 
 
-def shuffled(engine: LocalEngine, batches: list[tuple[pa.Table, np.ndarray]]) -> dict[int, tuple[list, int]]:
+def shuffled(
+    engine: LocalEngine, batches: list[tuple[pa.Table, np.ndarray]]
+) -> dict[int, tuple[list[dict[str, Any]], int]]:
     with engine.shuffle(1).open() as shuffle:
         for rows, group in batches:
             shuffle.add(rows, group)
         return {group: (rows.to_pylist(), duplicates) for group, rows, duplicates in shuffle.finish(below=4)}
 
 
-def test_spilling_gives_what_memory_gives(tmp_path: Path) -> None:
+def test_spilling_does_not_change_the_result(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     batches = []
     for _ in range(5):
@@ -143,8 +150,8 @@ def test_groups_can_be_finished_as_they_become_complete(memory_bytes: int, tmp_p
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=action_rows(), num_tasks=st.integers(1, 4), memory_bytes=st.sampled_from([1, 10**9]))
-def test_parts_of_many_are_what_one_would_have_shuffled(
-    rows: list[tuple], num_tasks: int, memory_bytes: int, tmp_path: Path
+def test_merged_parts_of_many_tasks_equal_one_shuffle(
+    rows: list[Row], num_tasks: int, memory_bytes: int, tmp_path: Path
 ) -> None:
     table = actions_table(rows)
     group = bucket_of(table["user_id"], 4)
@@ -187,12 +194,16 @@ def test_spilled_rows_lie_in_the_folder_that_a_task_chooses(tmp_path: Path) -> N
     assert not (tmp_path / "engine").exists()
 
 
+def magnitude(number: Any) -> Any:
+    return abs(number)
+
+
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_map_buckets(num_workers: int, tmp_path: Path) -> None:
     with LocalEngine(num_workers=num_workers, memory_mb=64, temp_dir=tmp_path) as engine:
         assert sorted(engine.map_buckets(abs, [-3, 1, 2])) == [1, 2, 3]
         with pytest.raises(TypeError):
-            list(engine.map_buckets(abs, [1, "not a number", 2]))
+            list(engine.map_buckets(magnitude, [1, "not a number", 2]))
 
 
 def announce(number: int) -> int:
@@ -201,12 +212,12 @@ def announce(number: int) -> int:
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_what_a_function_reports_reaches_the_person_who_watches(num_workers: int, tmp_path: Path) -> None:
+def test_reports_of_a_function_reach_progress(num_workers: int, tmp_path: Path) -> None:
     heard: list[str] = []
     with LocalEngine(num_workers=num_workers, memory_mb=64, temp_dir=tmp_path) as engine:
         assert sorted(engine.map_buckets(announce, [1, 2, 3], heard.append)) == [1, 2, 3]
         assert sorted(heard) == ["at 1", "at 2", "at 3"]
-        assert sorted(engine.map_buckets(announce, [4, 5])) == [4, 5]  # nobody listens
+        assert sorted(engine.map_buckets(announce, [4, 5])) == [4, 5]  # without a callback, messages are dropped
     assert len(heard) == 3
 
 
@@ -218,7 +229,23 @@ def chatter_or_fail(number: int) -> int:
     return number
 
 
-def test_a_failure_does_not_leave_a_talking_worker_behind(tmp_path: Path) -> None:
+def test_a_failure_does_not_block_a_worker_that_reports(tmp_path: Path) -> None:
     with LocalEngine(num_workers=2, memory_mb=64, temp_dir=tmp_path) as engine:
         with pytest.raises(ValueError, match="the first one fails"):
             list(engine.map_buckets(chatter_or_fail, [0, 1]))
+
+
+def refuse(number: int) -> int:
+    if number == 1:
+        raise PipelineError(f"bucket {number} is damaged", "rebuild it")
+    return 10 * number
+
+
+def test_a_spark_worker_returns_a_refusal_with_its_remedy() -> None:
+    content = [pickle.dumps((refuse, number)) for number in (1, 2)]
+    batch = pa.RecordBatch.from_pydict({"number": [0, 1], "content": content})
+    [refused, result] = [pickle.loads(done["content"][0].as_py()) for done in _run_tasks(iter([batch]))]
+    assert isinstance(refused, PipelineError)
+    assert (refused.what, refused.remedy) == ("bucket 1 is damaged", "rebuild it")
+    assert str(refused) == "bucket 1 is damaged; rebuild it"
+    assert result == 20
