@@ -30,7 +30,7 @@ from pf_core.experiments.plan import (
 from pf_core.experiments.recipes import experiments
 from pf_core.storage.files import remove_tree
 from pf_core.storage.locks import exclusive, relying_on
-from pf_core.training.plan import code_fingerprint, find_fault
+from pf_core.training.plan import code_fingerprint, training_fault
 from pf_core.training.training_set import latest_training_set, open_training_set
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class _Seed:
         train_planned(self.context, self.site, model, self.store, run)
         save_figure(plot_training(model.history), model.run_dir / "training.png")
         remove_tree(model.run_dir / "checkpoints")  # it will not be continued
-        fault = find_fault(model.history)
+        fault = training_fault(model.history)
         if fault is not None:
             self.context.log.warning(f"{self._name}: {fault}")
 
@@ -211,7 +211,7 @@ def describe_recipe(
             "training_seconds": round(sum(judgement["training"]["seconds"] for judgement in judgements), 1),
             "parameters": judgements[0]["training"]["num_parameters"],
             "config": dg.MetadataValue.json(judgements[0]["config"]),
-            "fault": find_fault(history) or "none",
+            "fault": training_fault(history) or "none",
         }
     return {
         "recipe": experiment.name,

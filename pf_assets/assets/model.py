@@ -25,10 +25,10 @@ from pf_core.training.plan import (
     PlannedModel,
     code_fingerprint,
     current_model,
-    find_fault,
     models_dir,
     plan_model,
     read_history,
+    training_fault,
 )
 from pf_core.training.training_set import DESCRIPTION, build_training_set, latest_training_set, open_training_set
 
@@ -161,7 +161,7 @@ def _train_and_register(context: dg.AssetExecutionContext, site: Site, plan: Pla
             save_figure(plot_training(plan.history), plan.run_dir / "training.png")
             names = ("model", "result.json", "history.jsonl", "training.png")
             tracking.keep(run, [*(plan.run_dir / name for name in names), plan.training_set / DESCRIPTION])
-    fault = find_fault(plan.history)
+    fault = training_fault(plan.history)
     if fault is not None:
         context.log.error(f"model {plan.model_version} is not registered: {fault}")
         return run
@@ -196,7 +196,7 @@ def model_checks(site: Site) -> list[dg.AssetChecksDefinition]:
         manifest = current_model(site)
         if manifest is None:
             return dg.AssetCheckResult(passed=False, description="there is no model")
-        fault = find_fault(read_history(models_dir(site) / manifest["model_version"]))
+        fault = training_fault(read_history(models_dir(site) / manifest["model_version"]))
         description = f"model {manifest['model_version']}: {fault or 'no fault found'}"
         return dg.AssetCheckResult(passed=fault is None, description=description)
 

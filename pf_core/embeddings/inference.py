@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +25,7 @@ import torch
 import torch.nn.functional as F
 
 from pf_core.hashing import hash_slices
-from pf_core.model.checkpoint import load_model
+from pf_core.model.checkpoint import ModelDescription, load_model
 from pf_core.model.device import single_threaded
 from pf_core.model.sequences import Sequences, collate_sequences
 from pf_core.model.towers import PinnerFormer
@@ -56,7 +55,7 @@ class ServedModel:
 
 
 @functools.lru_cache(maxsize=1)
-def open_model(served: ServedModel, device: torch.device) -> tuple[PinnerFormer, dict[str, Any]]:
+def open_model(served: ServedModel, device: torch.device) -> tuple[PinnerFormer, ModelDescription]:
     """The towers on the device and the model's description; a process keeps the last one that it opened."""
     model, description = load_model(served.path)
     return model.to(device), description
@@ -87,7 +86,7 @@ class UserSequences:
         return self.actions.ts[self.actions.offsets[1:] - 1]
 
 
-def cut_sequences(timelines: pa.Table, pins: PackedPins, description: dict[str, Any]) -> UserSequences:
+def cut_sequences(timelines: pa.Table, pins: PackedPins, description: ModelDescription) -> UserSequences:
     """The newest usable actions of every timeline, as many as the model reads."""
     column = {name: pc.list_flatten(timelines[name]) for name in timelines.column_names if name != "user_id"}
     user = np.repeat(np.arange(timelines.num_rows), pc.list_value_length(timelines["ts"]).to_numpy())

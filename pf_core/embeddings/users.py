@@ -29,6 +29,7 @@ from pf_core.engine.daily_state import Manifest, create_bucket, open_dataset
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import bucket_of, digest_of
 from pf_core.logs.partition import bucket_files, raw_digest
+from pf_core.model.checkpoint import ModelDescription
 from pf_core.model.device import choose_device
 from pf_core.pins.features import content_name, pin_state
 from pf_core.pins.packed import PackedPins, open_pins, pack_pins
@@ -246,7 +247,7 @@ def _embed_bucket(task: _BucketTask) -> dict[str, Any]:
 
 
 def _read_sequences(
-    task: _BucketTask, active: pa.Array, pins: PackedPins, description: dict[str, Any]
+    task: _BucketTask, active: pa.Array, pins: PackedPins, description: ModelDescription
 ) -> UserSequences:
     """Of each user the newest actions, as many as the model reads; of those with unusable ones among them, all."""
     user_ids, length = active if task.plan.mode == "active" else None, description["model"]["sequence_length"]

@@ -17,7 +17,7 @@ from pf_core.experiments.content_noise import make_noisy_set, noisy_manifest
 from pf_core.experiments.recipe import Experiment, Recipe
 from pf_core.storage.files import read_json
 from pf_core.training.plan import PlannedModel, code_fingerprint, plan_config
-from pf_core.training.training_set import DESCRIPTION, latest_training_set
+from pf_core.training.training_set import TrainingSetManifest, latest_training_set, read_training_set_manifest
 
 JUDGEMENT = "evaluation.json"
 
@@ -35,7 +35,7 @@ class PlannedSeed:
     experiment: Experiment
     seed: int
     training_set: Path
-    manifest: dict[str, Any]
+    manifest: TrainingSetManifest
     """The training set's, which is there already if it is the site's own."""
     judged_by: str
     """The code that judges, and how many users and pins it asks about at most."""
@@ -99,10 +99,10 @@ def has_content_noise(experiment: Experiment) -> bool:
     return isinstance(experiment, Recipe) and experiment.content_noise is not None
 
 
-def _training_set(site: Site, experiment: Experiment) -> tuple[Path, dict[str, Any]]:
+def _training_set(site: Site, experiment: Experiment) -> tuple[Path, TrainingSetManifest]:
     """Where an experiment's training set is, or will be, and its manifest."""
     path = latest_training_set(site)
-    manifest = read_json(path / DESCRIPTION)
+    manifest = read_training_set_manifest(path)
     if isinstance(experiment, Recipe) and experiment.content_noise:
         manifest = noisy_manifest(manifest, experiment.content_noise)
         path = site.workspace / "noisy_training_set" / f"{experiment.content_noise:g}" / manifest["fingerprint"]

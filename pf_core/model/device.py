@@ -9,9 +9,7 @@ import torch
 from pf_core.errors import PipelineError
 
 
-def choose_device(
-    name: Literal["auto", "cpu", "cuda"], *, process: int = 0, num_processes: int = 1
-) -> torch.device:
+def choose_device(name: Literal["auto", "cpu", "cuda"], *, process: int = 0, num_processes: int = 1) -> torch.device:
     """Return the device that `name` means on this machine; "auto" is a GPU if there is one, else the CPU.
 
     Where several processes of one machine compute together, each gets the GPU with its own number. Processes without a

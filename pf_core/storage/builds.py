@@ -8,6 +8,7 @@ locks.
 """
 
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def _number(build: Path) -> int:
     return int(build.name.split("-")[1])
 
 
-def publish_build(build: Path, manifest: dict[str, Any]) -> None:
+def publish_build(build: Path, manifest: Mapping[str, Any]) -> None:
     """Name `build` in its partition's manifest, then remove the builds that came before it."""
     partition = build.parent
     write_json(partition / MANIFEST, {**manifest, "build": build.name})

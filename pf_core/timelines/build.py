@@ -112,7 +112,7 @@ def build_timelines(
 
 
 def read_bucket(
-    site: Site,
+    site: Site | DailyState,
     ds: str,
     bucket: int,
     columns: Sequence[str] = TIMELINE_LISTS,
@@ -124,7 +124,7 @@ def read_bucket(
 
     With `user_ids`, only those of these users; with `newest`, no more than so many of a user's actions.
     """
-    state = timeline_state(site)
+    state = site if isinstance(site, DailyState) else timeline_state(site)
     settings = state.require(ds)["settings"]
     if settings.get("stored_as") != STORED_AS:
         raise PipelineError(

@@ -324,5 +324,5 @@ def test_positive_types_choose_among_the_vocabulary() -> None:
 
 
 def test_an_unknown_positive_type_is_told_with_the_known_ones() -> None:
-    with pytest.raises(PipelineError, match=r"positive_types: 'save' does not occur .* 'click', 'repin'"):
+    with pytest.raises(PipelineError, match=r"positive_types: 'save' does not occur .*; choose from 'click', 'repin'"):
         is_allowed("positive_types", ["repin", "save"], ["click", "repin"])

@@ -380,7 +380,7 @@ def test_the_number_of_buckets_and_workers_does_not_matter(small_site: MakeSite)
     with LocalEngine(num_workers=2, memory_mb=256, temp_dir=site.root / "tmp") as engine:
         manifest = build_training_set(site.site, cut_ds=DAYS[-1], engine=engine, progress=messages.append)
     assert manifest["fingerprint"] == data.fingerprint
-    assert "training_set: 5 of 5 buckets packed" in messages
+    assert "training_set: all 5 buckets packed" in messages
     assert manifest["fingerprint"] in messages[-1]
 
 
@@ -435,7 +435,7 @@ def test_without_a_positive_action(small_site: MakeSite) -> None:
     site = simple(small_site)
     source = site.site.source.model_copy(update={"positive": Positive(action_types=("buy",))})
     site.site = site.site.model_copy(update={"source": source})
-    refused(site, r"none of the \d+ actions .* is positive.*'buy'.*'closeup'.*Mend it, then: dagster")
+    refused(site, r"none of the \d+ actions .* is positive.*'buy'.*'closeup'.*fix source.positive, then: dagster")
 
 
 def test_without_a_candidate(small_site: MakeSite) -> None:
@@ -476,7 +476,7 @@ def test_timelines_that_change_meanwhile(small_site: MakeSite) -> None:
         if "candidates" in message:
             site.build([START])
 
-    with pytest.raises(PipelineError, match="user_timelines 2026-01-01 was built anew meanwhile"):
+    with pytest.raises(PipelineError, match="user_timelines 2026-01-01 was rebuilt while it was read"):
         build_training_set(site.site, cut_ds=START, engine=site.engine, progress=rebuild_timelines)
 
 
