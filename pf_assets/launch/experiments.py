@@ -29,7 +29,7 @@ from pf_core.experiments.plan import (
 from pf_core.experiments.recipe import Experiment
 from pf_core.storage.files import remove_tree
 from pf_core.storage.locks import exclusive, relying_on
-from pf_core.training.plan import find_fault
+from pf_core.training.plan import training_fault
 from pf_core.training.training_set import latest_training_set, open_training_set
 
 if TYPE_CHECKING:
@@ -122,6 +122,6 @@ def _train(
     train_planned(context, site, model, store, run)
     save_figure(plot_training(model.history), model.run_dir / "training.png")
     remove_tree(model.run_dir / "checkpoints")  # it will not be continued
-    fault = find_fault(model.history)
+    fault = training_fault(model.history)
     if fault is not None:
         context.log.warning(f"{plan.title}: {fault}")

@@ -18,7 +18,7 @@ from pf_assets.tracking.runs import RunStore, TrackedRun, git_commit, run_url
 from pf_assets.tracking.tracking import Tracking
 from pf_core.config.site import Site
 from pf_core.storage.files import remove_tree, rename_folder, write_json
-from pf_core.training.plan import Measurement, PlannedModel, find_fault
+from pf_core.training.plan import Measurement, PlannedModel, training_fault
 from pf_core.training.training_set import DESCRIPTION
 
 NUM_OBSERVATIONS = 30
@@ -46,7 +46,7 @@ def train_and_register(context: dg.AssetExecutionContext, site: Site, plan: Plan
             save_figure(plot_training(plan.history), plan.run_dir / "training.png")
             names = ("model", "result.json", "history.jsonl", "training.png")
             tracking.keep(run, [*(plan.run_dir / name for name in names), plan.training_set / DESCRIPTION])
-    fault = find_fault(plan.history)
+    fault = training_fault(plan.history)
     if fault is not None:
         context.log.error(f"model {plan.model_version} is not registered: {fault}")
         return run

@@ -8,7 +8,7 @@ from pf_assets.metadata.model import plot_training
 from pf_assets.metadata.pages import Metadata, picture, table
 from pf_core.experiments.judgement import Judgement
 from pf_core.experiments.plan import PlannedSeed
-from pf_core.training.plan import find_fault
+from pf_core.training.plan import training_fault
 
 
 def describe_recipe(
@@ -37,7 +37,7 @@ def describe_recipe(
             "training_seconds": round(sum(training["seconds"] for training in trainings), 1),
             "parameters": trainings[0]["num_parameters"],
             "config": dg.MetadataValue.json(judgements[0]["config"] or {}),
-            "fault": find_fault(history) or "none",
+            "fault": training_fault(history) or "none",
         }
     return {
         "recipe": experiment.name,

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from pf_core.hashing import hash_slices
-from pf_core.model.checkpoint import load_model
+from pf_core.model.checkpoint import ModelDescription, load_model
 from pf_core.model.device import single_threaded
 from pf_core.model.sequences import Sequences, collate_sequences
 from pf_core.model.towers import PinnerFormer
@@ -58,7 +57,7 @@ class ServedModel:
 
 
 @functools.lru_cache(maxsize=1)
-def open_served_model(served: ServedModel, device: torch.device) -> tuple[PinnerFormer, dict[str, Any]]:
+def open_served_model(served: ServedModel, device: torch.device) -> tuple[PinnerFormer, ModelDescription]:
     """Return the towers on the device and the model's description; a process keeps the last model that it opened."""
     model, description = load_model(served.path)
     return model.to(device), description
@@ -133,7 +132,7 @@ def _select(actions: Timelines, chosen: np.ndarray, lengths: np.ndarray) -> Time
     return _timelines(lengths, {name: getattr(actions, name)[chosen] for name in READ_COLUMNS})
 
 
-def encode_timelines(timelines: pa.Table, pins: PackedPins, description: dict[str, Any]) -> EncodedTimelines:
+def encode_timelines(timelines: pa.Table, pins: PackedPins, description: ModelDescription) -> EncodedTimelines:
     """Look up the pins, action types and surfaces of all actions."""
     column = {name: pc.list_flatten(timelines[name]) for name in timelines.column_names if name != "user_id"}
     read_types = description["model"].get("sequence_types")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +42,7 @@ from pf_core.engine.daily_state import create_bucket, open_dataset
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import bucket_of, digest_of
 from pf_core.logs.partition import bucket_files, raw_digest
+from pf_core.model.checkpoint import ModelDescription
 from pf_core.model.device import choose_device
 from pf_core.pins.features import PinManifest, content_name, pin_state
 from pf_core.pins.packed import PackedPins, open_pins, pack_pins
@@ -276,7 +277,7 @@ def _embed_bucket(task: _BucketTask) -> _BucketResult:
 
 
 def _read_sequences(
-    task: _BucketTask, active: pa.Array, pins: PackedPins, description: dict[str, Any]
+    task: _BucketTask, active: pa.Array, pins: PackedPins, description: ModelDescription
 ) -> UserSequences:
     """Read as many of each user's newest actions as the model reads; read more only where some are unusable."""
     user_ids, length = active if task.plan.mode == "active" else None, description["model"]["sequence_length"]

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pf_core.engine.daily_state import Manifest
 from pf_core.storage.cache import fetched
 from pf_core.storage.files import write_json
 from pf_core.storage.locks import exclusive
-from pf_core.training.training_set import DESCRIPTION
+from pf_core.training.training_set import DESCRIPTION, TrainingSetManifest
 
 FEATURE = Path("pins", "feature.npy")
 
@@ -25,13 +24,13 @@ SEED = 0xC0
 CHUNK_ROWS = 65_536
 
 
-def noisy_manifest(manifest: Manifest, noise: float) -> Manifest:
+def noisy_manifest(manifest: TrainingSetManifest, noise: float) -> TrainingSetManifest:
     """Return the manifest of the noisy set, from the manifest of its base set."""
     content = f"{manifest['fingerprint']} content_noise={noise:g}"
     return manifest | {"fingerprint": hashlib.sha256(content.encode()).hexdigest()[:16], "content_noise": noise}
 
 
-def make_noisy_set(base: Path, manifest: Manifest, target: Path) -> None:
+def make_noisy_set(base: Path, manifest: TrainingSetManifest, target: Path) -> None:
     """Build the set that `manifest` describes from the one in `base`; other sets in the target's parent are removed."""
     with exclusive(target.parent, target.parent.name):
         if (target / DESCRIPTION).exists():

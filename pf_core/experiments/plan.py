@@ -19,7 +19,7 @@ from pf_core.experiments.judgement import Judgement
 from pf_core.experiments.recipe import Experiment, Recipe
 from pf_core.storage.files import read_json
 from pf_core.training.plan import PlannedModel, code_fingerprint, plan_config
-from pf_core.training.training_set import DESCRIPTION, latest_training_set
+from pf_core.training.training_set import TrainingSetManifest, latest_training_set, read_training_set_manifest
 
 JUDGEMENT = "evaluation.json"
 
@@ -37,7 +37,7 @@ class PlannedSeed:
     experiment: Experiment
     seed: int
     training_set: Path
-    manifest: dict[str, Any]
+    manifest: TrainingSetManifest
     """Manifest of the training set; a noisy training set may not have been made yet."""
     judged_by: str
     """Fingerprint of the evaluation code, and its limits on users and pins."""
@@ -107,10 +107,10 @@ def results_version(plans: Sequence[PlannedSeed], question: str) -> str:
     return hashlib.sha256("\n".join(decisive).encode()).hexdigest()[:16]
 
 
-def _training_set(site: Site, experiment: Experiment) -> tuple[Path, dict[str, Any]]:
+def _training_set(site: Site, experiment: Experiment) -> tuple[Path, TrainingSetManifest]:
     """Return the path of an experiment's training set, which may not exist yet, and its manifest."""
     path = latest_training_set(site)
-    manifest = read_json(path / DESCRIPTION)
+    manifest = read_training_set_manifest(path)
     if isinstance(experiment, Recipe) and experiment.content_noise:
         manifest = noisy_manifest(manifest, experiment.content_noise)
         path = site.workspace / "noisy_training_set" / f"{experiment.content_noise:g}" / manifest["fingerprint"]

@@ -1,22 +1,23 @@
-"""Exact search: for every query the nearest pins of an index, and how many of them stand before a known positive.
+"""Exact search: the nearest pins of every query in an index, and the number of pins that rank before a known positive.
 
-Recall, coverage and interest entropy (paper, section 4.1) all ask the same scores, so one matrix product answers them
-together. Memory is bounded: the index is multiplied a block at a time, and the scores of a block, which every block
-uses again, never leave the processor's cache. What is kept of a query is its nearest pins so far.
+Recall, coverage and interest entropy (paper, section 4.1) need the same scores, so one matrix product serves all three.
+Memory is bounded: the index is multiplied one block at a time, into a buffer that all blocks share and that fits in the
+processor's cache. Only the nearest pins so far are kept for each query.
 
-Sorting scores costs more than computing them. So a block is cut into groups of GROUP neighbouring rows, and is read
-once for the maximum of every group. In the first block the n nearest pins lie in the n groups that are first by
-(maximum, lower group): a pin of any other group has the maxima of n groups before it, nearer than itself or as near
-with a lower row. In every other block only groups matter whose maximum is above the last of the n nearest so far: a pin
-that is as near as that one has the higher row. Only these groups are looked into, and the longer the index, the fewer
+Sorting scores costs more than computing them. Therefore a block is divided into groups of GROUP neighbouring rows, and
+one pass finds the maximum of each group. In the first block, the n nearest pins lie in the n groups that come first by
+(maximum, lower group): a pin of any other group has the maxima of n groups before it, which are nearer, or equally near
+with a lower row. In every later block, only groups count whose maximum is above the last of the n nearest so far: a pin
+that is equally near has a higher row. Only the scores of these groups are read, and the longer the index, the fewer
 they are.
 
-Order is total: nearest first, and of equal scores the lower row. So a result depends on the scores alone, whatever the
-chunk, the number of threads or the device. (The scores of two pins with one and the same vector may still differ in the
-last bit, as their places in the matrix product do: rivals are counted with a tolerance.)
+The order is total: nearest first, and among equal scores the lower row first. A result therefore depends only on the
+scores, not on the chunk, the number of threads or the device. (The scores of two pins with the same vector may still
+differ in the last bit, because their places in the matrix product differ: rivals are counted with a tolerance.)
 
-Suffixes: Q queries, C queries of a chunk, P positives, N pins of the index, B pins of a block, G groups of them, W pins
-within a group or groups, M groups and X pins that are looked into, J nearest found, K nearest asked for, D embedding.
+Suffixes: Q queries, C queries of a chunk, P positives, N pins of the index, B pins of a block, G groups of a block,
+W pins within a group or groups, M groups and X pins whose scores are read, J nearest found, K nearest requested,
+D embedding.
 """
 
 from itertools import pairwise
@@ -26,30 +27,31 @@ import torch
 from torch import Tensor
 
 ROUNDING = 1e-6
-"""Scores of unit vectors that are nearer than this are a tie: two ways to sum them differ by as much."""
+"""Scores of unit vectors that differ by less than this are a tie: two orders of summation differ by as much."""
 
 QUERIES_AT_ONCE = 1024
-"""The index is read from memory once for so many; with fewer, that takes as long as the product."""
+"""Queries for which the index is read from memory once; with fewer, reading takes as long as the product."""
 
 GROUPS_AT_ONCE = 16
-"""A block: the scores of so many queries are 8 MB, which the last cache holds."""
+"""Groups of a block: the scores of 1024 queries are then 8 MB, which fit in the last-level cache."""
 
 POSITIVE_NUMBERS_AT_ONCE = 1 << 24
-"""Of the positives' embeddings, or of their nearest pins' scores: 64 MB."""
+"""Numbers of the positives' embeddings, or of their nearest pins' scores, that are in memory at a time: 64 MB."""
 
 GROUP = 128
-"""Rows of the index whose maximum is taken first; about the root of (pins / nearest asked for) costs least."""
+"""Rows of a group. The cost is least at about the square root of (pins / nearest requested)."""
 
 LAST_POSITION = (1 << 32) - 1
+"""Highest column that fits into the lower half of a 64-bit sort key."""
 
 
 class Found(NamedTuple):
     top_QK: Tensor
-    """Rows of the index, nearest first, of equal scores the lower row first; all of them if there are fewer than k."""
+    """Rows of the index, nearest first, the lower row first among equal scores; all rows if there are fewer than k."""
     rivals_P: Tensor
-    """How many of the k + 1 nearest, the positive's own pin left out, score at least what the positive scores.
+    """Number of the k + 1 nearest pins, without the positive's own pin, that score at least as high as the positive.
 
-    It is the number of all rivals as long as that is below k; otherwise it is k or k + 1.
+    This is the number of all rivals if that is below k; otherwise it is k or k + 1.
     """
 
 
@@ -65,10 +67,10 @@ def search(
     k: int,
     chunk_queries: int | None = None,
 ) -> Found:
-    """The k nearest pins of each query by inner product, and the rivals of each positive.
+    """Return the k nearest pins of each query by inner product, and the rivals of each positive.
 
-    Positives are listed as (query, pin, embedding) in any order; the pins of the index are distinct. All tensors are
-    on one device, the vectors float32. `chunk_queries` is how many are scored together, QUERIES_AT_ONCE if it is None.
+    Positives are (query, pin, embedding) in any order; the pins of the index are distinct. All tensors are on one
+    device, the vectors float32. `chunk_queries` is the number of queries scored together, by default QUERIES_AT_ONCE.
     """
     num_queries, num_pins, device = len(query_QD), len(index_ND), index_ND.device
     num_nearest = min(k + 1, num_pins)
@@ -92,9 +94,9 @@ def search(
 
 
 def _nearest(index_ND: Tensor, query_CD: Tensor, num: int) -> tuple[Tensor, Tensor]:
-    """nearest_CJ, row_CJ: the `num` largest scores of each query, and their rows of the index."""
+    """Return nearest_CJ and row_CJ: the `num` largest scores of each query, and their rows of the index."""
     num_pins, num_queries = len(index_ND), len(query_CD)
-    groups_at_once = max(GROUPS_AT_ONCE, -(-num // GROUP))  # the first block has enough
+    groups_at_once = max(GROUPS_AT_ONCE, -(-num // GROUP))  # enough rows in the first block
     num_groups = min(groups_at_once, -(-num_pins // GROUP))
     score_GWC = torch.empty(num_groups, GROUP, num_queries, device=index_ND.device)
     nearest_CJ = torch.empty(num_queries, 0, device=index_ND.device)
@@ -109,12 +111,12 @@ def _nearest(index_ND: Tensor, query_CD: Tensor, num: int) -> tuple[Tensor, Tens
 
 
 def _score(index_BD: Tensor, query_CD: Tensor, score_GWC: Tensor) -> Tensor:
-    """largest_GC, the maximum of each group of a block; the scores themselves are written into `score_GWC`.
+    """Return largest_GC, the maximum of each group of a block; the scores are written into `score_GWC`.
 
-    Pins stand along the rows: a group's scores of all queries are one piece of memory.
+    Rows are pins: the scores of one group for all queries are contiguous in memory.
     """
     score_BC = score_GWC.flatten(0, 1)
-    score_BC[len(index_BD) :] = -torch.inf  # the last block is filled up with scores that nothing is below
+    score_BC[len(index_BD) :] = -torch.inf  # pad the last block with scores below all others
     torch.matmul(index_BD, query_CD.T, out=score_BC[: len(index_BD)])
     return score_GWC.amax(1)
 
@@ -134,14 +136,14 @@ def _nearest_of_first(score_GWC: Tensor, largest_GC: Tensor, num: int) -> tuple[
 def _with_nearer(
     nearest_CJ: Tensor, row_CJ: Tensor, score_GWC: Tensor, largest_GC: Tensor, first_row: int
 ) -> tuple[Tensor, Tensor]:
-    """The nearest so far and those pins of a later block that are nearer than the last of them."""
+    """Merge the nearest so far with the pins of a later block that are nearer than the last of them."""
     last_C, (num_queries, num) = nearest_CJ[:, -1], nearest_CJ.shape
     group_M, query_M = torch.nonzero(largest_GC > last_C, as_tuple=True)
     score_MW = score_GWC[group_M, :, query_M]
     group_X, place_X = torch.nonzero(score_MW > last_C[query_M, None], as_tuple=True)
     if not len(group_X):
         return nearest_CJ, row_CJ
-    by_query = torch.argsort(query_M[group_X], stable=True)  # within a query, rows go on ascending
+    by_query = torch.argsort(query_M[group_X], stable=True)  # within a query, rows stay ascending
     group_X, place_X = group_X[by_query], place_X[by_query]
     query_X = query_M[group_X]
     count_C = torch.bincount(query_X, minlength=num_queries)
@@ -158,10 +160,10 @@ def _with_nearer(
 
 
 def _first(score_CW: Tensor, num: int) -> Tensor:
-    """The columns of the `num` largest scores, largest first, of equal ones the lower column first.
+    """Return the columns of the `num` largest scores, largest first, the lower column first among equal scores.
 
-    `topk` leaves open which of equal scores it takes. So it gets distinct integers: a float's bits, read as a number
-    (those of a negative one turned over), are in the float's order, and the column stands below them.
+    `topk` does not specify which of equal scores it returns. Therefore it gets distinct integers: the upper half holds
+    the float's bits, which compare like the float (after flipping those of negative floats), the lower half the column.
     """
     bits_CW = (score_CW + 0.0).view(torch.int32)  # -0.0 + 0.0 is 0.0
     ordered_CW = torch.where(bits_CW < 0, bits_CW ^ 0x7FFFFFFF, bits_CW)

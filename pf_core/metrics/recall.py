@@ -1,8 +1,10 @@
 """Recall@k by exact search (paper, section 4.1).
 
 Recall@k(U) is the share of U's positives P with |{N in index : d(U, P) >= d(U, N)}| < k. For unit vectors a smaller
-distance is a larger inner product. Ties count against P; P itself, if it is in the index, does not compete with itself.
-Users without positives are undefined (NaN).
+distance is a larger inner product. Ties count against P; a P that is in the index does not compete with itself. The
+recall of a user without positives is NaN.
+
+Suffixes: U users, P positives, N pins of the index, D embedding.
 """
 
 from collections.abc import Callable
@@ -24,7 +26,7 @@ def recall_at_k(
     k: int,
     chunk_users: int | None = None,
 ) -> Tensor:
-    """recall_U; positives are listed as (user, pin, embedding) in any order."""
+    """Return recall_U. Positives are (user, pin, embedding) in any order."""
     found = search(
         user_UD,
         index_ND,
@@ -39,12 +41,12 @@ def recall_at_k(
 
 
 def share_found(rivals_P: Tensor, positive_user_P: Tensor, *, num_users: int, k: int) -> Tensor:
-    """recall_U from the positives' rivals, as a search with this k or a larger one counts them."""
+    """Return recall_U from the positives' rivals, as a search with this k or a larger one counts them."""
     hits_U = torch.zeros(num_users, dtype=torch.float64, device=rivals_P.device)
     hits_U.index_add_(0, positive_user_P, (rivals_P < k).double())
     return hits_U / torch.bincount(positive_user_P, minlength=num_users)  # 0 / 0 is NaN
 
 
 def embed_in_chunks(embed: Callable[[Tensor], Tensor], num_rows: int, chunk_rows: int = 8192) -> Tensor:
-    """`embed(row numbers)` for all rows, a chunk at a time."""
+    """Call `embed` with the row numbers of one chunk after the other, and concatenate the results."""
     return torch.cat([embed(rows) for rows in torch.arange(num_rows).split(chunk_rows)])

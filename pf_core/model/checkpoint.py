@@ -1,36 +1,64 @@
 """Checkpoints and models on disk: safetensors and JSON, published by a rename.
 
 A checkpoint is a folder `step-00000500` with the weights, the optimizer's moments and the loss's state; it exists
-whole or not at all. What else a run needs to continue (the sampler's stream, the learning rate) is a function of the
-step. A model is a folder with `model.safetensors` and `model.json`, which together rebuild the towers.
+completely or not at all. The rest of a run's state (the sampler's stream, the learning rate) is a function of the step.
+A model is a folder with `model.safetensors` and `model.json`, which together rebuild the towers.
 """
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pf_core.config.training import ModelConfig
-from pf_core.errors import PipelineError
+from pf_core.errors import PipelineError, materialize_command
 from pf_core.model.towers import PinnerFormer
 from pf_core.storage.cache import fetched
 from pf_core.storage.files import read_json, write_folder, write_json
 from pf_core.storage.retention import keep_newest
 
 STATE = "state.json"
-"""Of a checkpoint's files, the last to appear."""
+"""File of a checkpoint that is written last."""
 
 KEPT = 2
-"""Checkpoints of a run; older ones are removed."""
+"""Number of checkpoints that a run keeps; older ones are removed."""
+
+
+class TrainedOn(TypedDict):
+    """Facts about the training set that the towers are built from, and where the model comes from."""
+
+    feature_dim: int
+    feature_scale: float
+    """Factor that brings content vectors to unit variance."""
+    action_types: list[str]
+    """Vocabulary: the position of an action type is its code."""
+    surfaces: list[str]
+    """Vocabulary: the position of a surface is its code."""
+    time_origin_us: int
+    """Time of the first action of the training set."""
+    cut_ds: str
+    """Last day of the training set."""
+    training_set: str
+    """Fingerprint of the training set."""
+    config: dict[str, Any]
+    """TrainConfig as JSON."""
+
+
+class ModelDescription(TrainedOn):
+    """model.json."""
+
+    model: dict[str, Any]
+    """ModelConfig as JSON."""
 
 
 def save_checkpoint(
     folder: Path, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> None:
+    """Save a checkpoint of this step below `folder`, then remove all but the newest two."""
     with write_folder(folder / f"step-{step:08d}") as partial:
         _save(module.state_dict(), partial / "weights.safetensors")
         _save(_moments(module, optimizer), partial / "optimizer.safetensors")
@@ -39,7 +67,7 @@ def save_checkpoint(
 
 
 def load_newest(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-    """Put the newest checkpoint into the module and the optimizer; its state, or None if there is none."""
+    """Load the newest checkpoint into the module and the optimizer; return its state, None without a checkpoint."""
     found = _checkpoints(folder)
     if not found:
         return None
@@ -53,17 +81,24 @@ def load_newest(folder: Path, module: nn.Module, optimizer: torch.optim.Optimize
     return state
 
 
-def save_model(folder: Path, model: PinnerFormer, description: Mapping[str, Any]) -> None:
+def save_model(folder: Path, model: PinnerFormer, description: Mapping[str, object]) -> None:
+    """Save the weights, and the description (`TrainedOn`) completed by the model's configuration."""
     with write_folder(folder) as partial:
         _save(model.state_dict(), partial / "model.safetensors")
         write_json(partial / "model.json", {**description, "model": model.config.model_dump(mode="json")})
 
 
-def load_model(folder: Path) -> tuple[PinnerFormer, dict[str, Any]]:
-    """The towers, ready to embed, and the model's description."""
+def read_description(folder: Path) -> ModelDescription:
+    """Read the description of the model in `folder`."""
     if not (folder / "model.json").is_file():
-        raise PipelineError(f"no model in {folder}: materialize pinnerformer_model first")
-    description: dict[str, Any] = read_json(folder / "model.json")
+        raise PipelineError(f"no model in {folder}", f"train one with: {materialize_command('pinnerformer_model')}")
+    description: ModelDescription = read_json(folder / "model.json")
+    return description
+
+
+def load_model(folder: Path) -> tuple[PinnerFormer, ModelDescription]:
+    """Return the towers in evaluation mode, and the model's description."""
+    description = read_description(folder)
     model = PinnerFormer(
         ModelConfig.model_validate(description["model"]),
         feature_dim=description["feature_dim"],

@@ -1,17 +1,16 @@
 """The user tower and the pin tower (paper, sections 3.1 and 3.2, appendix A.1 and A.2).
 
-Sequences stand in ascending order and are padded on the right: causal attention then needs no padding mask, because
-no action sees the padding after it. The paper writes them newest first; its e_1 is the output at index length - 1,
-and positions are counted from the newest action, so that padding never shifts them. Only the positions that are asked
-for go through the head; if it is only the newest one, as in serving, then of the last block, too, only that one is
-computed.
+Sequences are in ascending order and padded on the right: causal attention then needs no padding mask, because no action
+sees the padding after it. The paper writes them newest first; its e_1 is the output at index length - 1. Positions are
+counted from the newest action, so that padding never shifts them. Only the queried positions go through the head. If
+that is the newest position alone, as in serving, the last block computes only that one, too.
 
-What the paper leaves open: log(0) is avoided by log1p; the log of absolute time counts days from the first action of
-the training set, because the log of an epoch hardly varies; time is divided by its periods in float64, because float32
+Where the paper leaves a choice: log1p avoids log(0); the log of absolute time counts days from the first action of the
+training set, because the log of an epoch hardly varies; time is divided by its periods in float64, because float32
 resolves only 128 s of an epoch. `feature_scale` brings content vectors of any site to unit variance.
 
-Tensor suffixes: R sequences, S actions of the longest, F content vector, I input vector, H hidden, D embedding,
-Q queries (positions that are asked for), N pins.
+Tensor suffixes: R sequences, S actions of the longest sequence, F content vector, H hidden, D embedding, Q queries
+(positions whose embedding is computed), N pins.
 """
 
 import math
@@ -29,11 +28,11 @@ DAY_S = 86_400.0
 ABSOLUTE_PERIODS_S = tuple(hours * 3600.0 for hours in (0.25, 0.5, 0.75, 1, 2, 4, 8, 16, 24, 168, 672, 8760))
 
 RELATIVE_PERIODS_S = tuple((28 * DAY_S) ** (index / 31) for index in range(32))
-"""32, evenly spaced on a log scale, from one second to four weeks."""
+"""32 periods, evenly spaced on a log scale, from one second to four weeks."""
 
 
 class TimeEncoding(nn.Module):
-    """2P + 1 numbers of a time (A.1): cos and sin with fixed periods and learned phases, and a log."""
+    """Encodes a time as 2P + 1 numbers (A.1): cos and sin with fixed periods and learned phases, and a log."""
 
     inverse_period: Tensor
 
@@ -46,7 +45,7 @@ class TimeEncoding(nn.Module):
         self.output_dim = 2 * len(periods_s) + 1
 
     def forward(self, time_us: Tensor, since_us: Tensor) -> Tensor:
-        """`time_us` for the periods; `since_us`, never negative, for the log."""
+        """Encode `time_us` by the periods, and `since_us`, which is never negative, by the log."""
         turns = (time_us.double() / 1e6).unsqueeze(-1) * self.inverse_period
         angle = (2 * math.pi) * (turns - turns.floor()).float()
         log = torch.log1p(since_us.double() / (1e6 * self.log_unit_s)).float().unsqueeze(-1)
@@ -54,7 +53,7 @@ class TimeEncoding(nn.Module):
 
 
 class ActionEncoder(nn.Module):
-    """An action's input vector: the concatenation of the features that are switched on (section 3.1)."""
+    """Builds an action's input vector: the concatenation of the features that are switched on (section 3.1)."""
 
     def __init__(
         self, config: ModelConfig, *, feature_dim: int, num_action_types: int, num_surfaces: int, time_origin_us: int
@@ -107,7 +106,11 @@ class ActionEncoder(nn.Module):
 
 
 class Attention(nn.Module):
-    """MHSA. Queries, keys and values have no bias: a softmax cannot see the keys', the output takes up the values'."""
+    """Multi-head self-attention.
+
+    Queries, keys and values have no bias: a bias of the keys cancels in the softmax, and the output's bias can do what
+    a bias of the values would do.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -120,13 +123,13 @@ class Attention(nn.Module):
         heads = self.qkv(x_RSH).view(num_rows, num_steps, 3, self.num_heads, hidden // self.num_heads)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         mask = None
-        if not self.is_causal:  # then the padding must be hidden by hand
+        if not self.is_causal:  # every action sees the whole sequence: hide the padding
             mask = (torch.arange(num_steps, device=x_RSH.device) < length_R[:, None])[:, None, None, :]
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=self.is_causal)
         return self.out(mixed.transpose(1, 2).reshape(num_rows, num_steps, hidden))
 
     def newest(self, x_RSH: Tensor, length_R: Tensor) -> Tensor:
-        """`forward` at the newest action, mixed_RH: one query a sequence, which sees all of it, causal or not."""
+        """Return `forward` at the newest action, mixed_RH: one query for each sequence, which sees all of it."""
         num_rows, num_steps, hidden = x_RSH.shape
         of_query, of_others = self.qkv.weight.split([hidden, 2 * hidden])
         query = F.linear(newest_of(x_RSH, length_R), of_query).view(num_rows, self.num_heads, 1, -1)
@@ -153,19 +156,19 @@ class Block(nn.Module):
         return x_RSH + self.dropout(self.ffn(self.ffn_norm(x_RSH)))
 
     def newest(self, x_RSH: Tensor, length_R: Tensor) -> Tensor:
-        """`forward` at the newest action, hidden_RH: the others are looked at, but not computed."""
+        """Return `forward` at the newest action, hidden_RH; the outputs of the other actions are not computed."""
         mixed_RH = self.attention.newest(self.attention_norm(x_RSH), length_R)
         x_RH = newest_of(x_RSH, length_R) + self.dropout(mixed_RH)
         return x_RH + self.dropout(self.ffn(self.ffn_norm(x_RH)))
 
 
 def newest_of(x_RSH: Tensor, length_R: Tensor) -> Tensor:
-    """x_RH, at each sequence's newest action."""
+    """Return x_RH, the vector at the newest action of each sequence."""
     return x_RSH[torch.arange(len(length_R), device=length_R.device), length_R - 1]
 
 
 class PinnerFormer(nn.Module):
-    """f: users to unit vectors, and g: pins to unit vectors, compared by their cosine."""
+    """The two towers: f maps users and g maps pins to unit vectors, which are compared by their cosine (section 3)."""
 
     def __init__(
         self,
@@ -203,14 +206,14 @@ class PinnerFormer(nn.Module):
             start_near_identity(self)
 
     def encode(self, actions: Sequences) -> Tensor:
-        """The last hidden state at every position, hidden_RSH."""
+        """Return the last hidden state at every position, hidden_RSH."""
         x_RSH = self._project(actions)
         for block in self.blocks:
             x_RSH = block(x_RSH, actions.length_R)
         return x_RSH
 
     def encode_newest(self, actions: Sequences) -> Tensor:
-        """`encode` at the newest action, hidden_RH, for less: nearly all of the last block is saved."""
+        """Return `encode` at the newest action, hidden_RH, without most of the last block's work."""
         x_RSH = self._project(actions)
         if len(self.blocks) == 0:
             return newest_of(x_RSH, actions.length_R)
@@ -230,31 +233,32 @@ class PinnerFormer(nn.Module):
         return x_RSH
 
     def embed_positions(self, actions: Sequences, row_Q: Tensor, position_Q: Tensor) -> Tensor:
-        """Unit vectors user_QD at the chosen positions (indices in the ascending sequence)."""
+        """Return the unit vectors user_QD at these positions (indices in the ascending sequence)."""
         return self._head(self.encode(actions)[row_Q, position_Q])
 
     def embed_users(self, actions: Sequences) -> Tensor:
-        """e_1 of every sequence: the user's embedding after the newest action."""
+        """Return e_1 of every sequence, user_RD: the user's embedding after the newest action."""
         return self._head(self.encode_newest(actions))
 
     def _head(self, hidden_QH: Tensor) -> Tensor:
         return F.normalize(self.head(self.head_norm(hidden_QH)).float(), dim=-1)
 
     def embed_pins(self, feature_NF: Tensor) -> Tensor:
+        """Return the unit vectors pin_ND."""
         return F.normalize(self.pins(feature_NF * self.feature_scale).float(), dim=-1)
 
 
 @torch.no_grad()
 def start_near_identity(model: PinnerFormer) -> None:
-    """Let both towers begin by passing content through: users near the mean of their pins' vectors (not the paper's).
+    """Initialize both towers to pass content through: users start near the mean of their pins' vectors. Ours.
 
-    GELU(x) - GELU(-x) = x, so that a two-layer MLP with mirrored halves is the identity; values and outputs of the
-    attention are identities, and what a block's feed-forward adds starts small.
+    GELU(x) - GELU(-x) = x, so a two-layer MLP with mirrored halves is the identity. Values and outputs of the attention
+    are identities, and the output of a block's feed-forward network starts small.
     """
     config = model.config
     content_HF = _projection(config.hidden_dim, model.feature_dim)
     content_DF = _projection(config.embedding_dim, model.feature_dim)
-    if max(config.hidden_dim, config.embedding_dim) < model.feature_dim:  # pins keep what the users' tower keeps
+    if max(config.hidden_dim, config.embedding_dim) < model.feature_dim:  # project pins as the users are
         content_DF = torch.eye(config.embedding_dim, config.hidden_dim) @ content_HF
     model.project.weight.mul_(0.1)
     model.project.bias.zero_()
@@ -275,14 +279,17 @@ def start_near_identity(model: PinnerFormer) -> None:
 
 
 def _projection(rows: int, columns: int) -> Tensor:
-    """The identity where it fits, else orthonormal rows."""
+    """Return the identity if it has enough rows, else a matrix with orthonormal rows."""
     if rows >= columns:
         return torch.eye(rows, columns)
     return nn.init.orthogonal_(torch.empty(rows, columns))
 
 
 def _pass_through(mlp: nn.Sequential, linear: Tensor) -> None:
-    """Make a two-layer GELU MLP equal to `linear` in its first units; the others start small."""
+    """Make the first hidden units of a two-layer GELU MLP compute `linear`; the other units start small.
+
+    Without room for two mirrored halves, the MLP keeps its own initialization.
+    """
     first, last = mlp[0], mlp[2]
     assert isinstance(first, nn.Linear)
     assert isinstance(last, nn.Linear)

@@ -1,19 +1,21 @@
-"""The on-the-fly dataset (section 3.5): timelines in, batches of sequences, pairs and random pins out.
+"""The on-the-fly dataset (section 3.5): samples sequences, pairs and random pins of each step from the timelines.
 
-- Step k's batch is a pure function of (training set, configuration, k). Ranks share it: each takes every
-  world_size-th user and a contiguous share of the random pins. Workers compute steps in any order, and resuming at
-  step k means starting to count there.
-- The order of users is a keyed permutation that is computed where it is needed: nothing is held for every user.
-- Length-aware: of `shuffle_batches` batches' worth of shuffled users, those whose sequences are about equally long
-  form a batch, so that little is padded. About, because where a sequence ends depends on the timeline's content, and
-  looking at that would mean to read the whole pool: `expected_length` knows it from the offsets to within the uneven
-  spread of the positives. The batches of a pool come in random order.
-- An epoch is the whole batches that the users fill, all users if they do not fill one; who is left over changes from
-  epoch to epoch. A user whose timeline has no usable position takes a place in the batch and gives nothing. So a rank
-  may find itself with no pair at all: every tensor then has a first dimension of 0, and the sequences a second of 1.
-- Features come from a memory map, straight into the tensor's memory, which in a worker is shared with the trainer.
+- The batch of step k is a pure function of (training set, configuration, k). Ranks divide it: each takes every
+  world_size-th user and a contiguous share of the random pins. Workers can compute steps in any order, and resuming at
+  step k means counting from there.
+- The order of users is a keyed permutation that is computed for the users of a pool only: no array has an entry for
+  every user.
+- Batches are length-aware: a pool holds the shuffled users of `shuffle_batches` batches, and users with sequences of
+  about the same length form a batch, so that little is padded. The exact length depends on where a timeline has
+  positives, which would mean reading the whole pool; `expected_length` estimates it from the offsets alone. The batches
+  of a pool come in random order.
+- An epoch consists of the full batches that the users fill, or of one smaller batch with all users. The users that are
+  left over change from epoch to epoch. A user without a usable position takes a place in the batch and yields no pair,
+  so a rank may have no pair at all: then the first dimension of every tensor is 0, and the second of sequences is 1.
+- Features are copied once, from the memory map into the tensor's memory, which a worker shares with the trainer.
 
-Suffixes: U users, R sequences, S actions of the longest, F feature, Q queries, P pairs, N random pins.
+Suffixes: U users, R sequences, S actions of the longest sequence, F content vector, A actions of the users' timelines,
+Q queries, P pairs, N random pins.
 """
 
 import math
@@ -29,42 +31,52 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from pf_core.config.training import TrainConfig
 from pf_core.hashing import Ints, Keys, below, mixed, permuted
-from pf_core.model.sequences import Allocate, Sequences, collate_sequences, copied, gather_features, take
+from pf_core.model.sequences import (
+    Allocate,
+    Sequences,
+    collate_sequences,
+    copy_to_tensor,
+    gather_features,
+    gather_values,
+)
 from pf_core.timelines.arrays import ragged
 from pf_core.training.objectives import expected_length, is_allowed, lay_out, sample_pairs, sample_sequences
 from pf_core.training.training_set import TrainingSet, open_training_set
 
 FOR_USERS, FOR_POOL, FOR_SAMPLES, FOR_RANDOM_PINS = range(4)
+"""Purposes of random numbers; part of the hash."""
 
 ALIGNMENT = 64
+"""Each tensor of a batch starts at a multiple of this many bytes."""
 
 COLUMN_BYTES = 64
-"""Room for all that a batch says about an action, a pair or a random pin, apart from its feature."""
+"""Upper bound of the bytes of an action, a pair or a random pin, without its feature."""
 
 
 class Batch(NamedTuple):
-    """One rank's part of a step."""
+    """One rank's part of a step. A query is a distinct (sequence, position) whose embedding predicts pins."""
 
     sequences: Sequences
     query_row_Q: Tensor
-    """The distinct (sequence, position) that are asked for a pin; by row, then position."""
+    """Sequence of each query; queries are sorted by sequence, then position."""
     query_position_Q: Tensor
-    """Index in the ascending sequence."""
+    """Position of each query: index in the ascending sequence."""
     pair_query_P: Tensor
+    """Query of each pair."""
     pair_user_P: Tensor
-    """Number among this rank's users that have a pair."""
+    """Number of the pair's user among this rank's users that have a pair."""
     pair_weight_P: Tensor
-    """Sums to 1 for every user: the pairs of a user weigh the same, unless the objective says otherwise."""
+    """Weight of each pair. A user's weights sum to 1; they are equal unless the objective weights its pairs."""
     pair_pin_P: Tensor
     """Pin row of the target."""
     pair_is_candidate_P: Tensor
-    """Whether that pin can be drawn at random, too."""
+    """Whether that pin can be drawn as a random negative, too."""
     pair_feature_PF: Tensor
     random_pin_N: Tensor
-    """Uniform draws from the candidates, with replacement; none if all negatives come from the batch."""
+    """Pin rows drawn uniformly from the candidates, with replacement; empty if all negatives are in-batch."""
     random_feature_NF: Tensor
     num_users: int
-    """Users with at least one pair."""
+    """Number of users with at least one pair."""
 
     def to(self, device: torch.device) -> "Batch":
         moved = (tensor.to(device, non_blocking=True) for tensor in self[1:-1])
@@ -80,7 +92,7 @@ class Batch(NamedTuple):
 
 
 class BatchPlan:
-    """Which users form the batch of a step."""
+    """Decides which users form the batch of a step."""
 
     def __init__(self, offsets: np.ndarray, config: TrainConfig) -> None:
         self._offsets, self._config = offsets, config
@@ -92,11 +104,11 @@ class BatchPlan:
         return step // self.batches_per_epoch
 
     def user_keys(self, epoch: int, user_U: Ints) -> Keys:
-        """What a user's samples of an epoch derive from."""
+        """Return the key of each user's random numbers in an epoch."""
         return mixed(mixed(mixed(self._config.seed, FOR_SAMPLES), epoch), user_U)
 
     def users(self, step: int) -> Ints:
-        """User rows of the batch, those with the shortest sequences first."""
+        """Return the user rows of the batch, sorted by the expected length of their sequences."""
         epoch, batch = divmod(step, self.batches_per_epoch)
         pool, batch = divmod(batch, self._config.shuffle_batches)
         if self._pool is None or self._pool[0] != (epoch, pool):
@@ -107,6 +119,7 @@ class BatchPlan:
         return user_U[shuffled[batch] * batch_users :][:batch_users]
 
     def _users_of_pool(self, epoch: int, pool: int) -> Ints:
+        """Return the user rows of a pool, sorted by the expected length of their sequences."""
         config = self._config
         size = config.shuffle_batches * config.batch_users
         stop = min((pool + 1) * size, self.batches_per_epoch * config.batch_users, self._num_users)
@@ -124,13 +137,13 @@ class BatchPlan:
 
 
 class TrainingBatches(Dataset[Batch]):
-    """Batches by step. It holds no data: each process maps the files for itself when it is first asked."""
+    """Batches by step. It holds no data: each process maps the files at its first batch."""
 
     def __init__(self, training_set: Path, config: TrainConfig, *, rank: int, world_size: int) -> None:
         self._path, self._config = training_set, config
         self._rank, self._world_size = rank, world_size
         self._opened: tuple[TrainingSet, BatchPlan] | None = None
-        _chosen_types(config, open_training_set(training_set).action_types)  # a mistake shows before the start
+        _chosen_types(config, open_training_set(training_set).action_types)  # refuse unknown types before the start
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_opened": None}
@@ -152,7 +165,7 @@ class TrainingBatches(Dataset[Batch]):
         num_random = 0 if loss.negatives == "in_batch" else loss.num_random
         share = np.array_split(np.arange(num_random), self._world_size)[self._rank]
         key = mixed(mixed(self._config.seed, FOR_RANDOM_PINS), step)
-        return take(candidates, below(len(candidates), mixed(key, share))).astype(np.int64)
+        return gather_values(candidates, below(len(candidates), mixed(key, share))).astype(np.int64)
 
 
 def open_batches(
@@ -165,7 +178,7 @@ def open_batches(
     num_workers: int,
     pin_memory: bool = False,
 ) -> DataLoader[Batch]:
-    """The batches of steps first_step … num_steps - 1, in order; `num_workers` processes work ahead (0: none does)."""
+    """Load the batches of steps first_step … num_steps - 1, in order; `num_workers` processes sample ahead."""
     ahead: dict[str, Any] = {}
     if num_workers > 0:
         ahead = {
@@ -191,45 +204,45 @@ def _start_worker(number: int) -> None:
 def sample_batch(
     training_set: TrainingSet, user_U: Ints, key_U: Keys, random_pin_N: Ints, config: TrainConfig
 ) -> Batch:
-    """Cut sequences and draw pairs from these users' timelines."""
+    """Draw sequences and pairs from these users' timelines."""
     timelines, sampling = training_set.train, config.sampling
     is_target, is_read = _chosen_types(config, training_set.action_types)
-    first_U = take(timelines.offsets, user_U)
-    length_U = take(timelines.offsets, user_U + 1) - first_U
+    first_U = gather_values(timelines.offsets, user_U)
+    length_U = gather_values(timelines.offsets, user_U + 1) - first_U
     user_A, number_A = ragged(length_U)
-    action_A = first_U[user_A] + number_A  # from an action's number in the block to its place in the split's arrays
-    type_A = take(timelines.action_type, action_A)
+    action_A = first_U[user_A] + number_A  # row in the split's arrays of each action of the block
+    type_A = gather_values(timelines.action_type, action_A)
     if is_read is not None:
         kept = is_read[type_A]
         action_A, type_A, length_U = action_A[kept], type_A[kept], np.bincount(user_A[kept], minlength=len(user_U))
     offsets = np.concatenate([[0], np.cumsum(length_U)])
-    is_positive_A = take(timelines.is_positive, action_A)
+    is_positive_A = gather_values(timelines.is_positive, action_A)
     if is_target is not None:
         is_positive_A &= is_target[type_A]
-    block = lay_out(offsets, take(timelines.ts, action_A), is_positive_A, sampling)
+    block = lay_out(offsets, gather_values(timelines.ts, action_A), is_positive_A, sampling)
 
     user_R, start_R, end_R = sample_sequences(block, key_U, sampling, config.model.sequence_length)
     pairs = sample_pairs(block, mixed(key_U[user_R], end_R - offsets[user_R]), start_R, end_R, sampling)
-    pin_P = take(timelines.pin, action_A[pairs.target_P]).astype(np.int64)
+    pin_P = gather_values(timelines.pin, action_A[pairs.target_P]).astype(np.int64)
     query_Q, pair_query_P = np.unique(pairs.row_P * (offsets[-1] + 1) + pairs.position_P, return_inverse=True)
     query_row_Q, query_action_Q = np.divmod(query_Q, offsets[-1] + 1)
     users_with_pairs, pair_user_P = np.unique(user_R[pairs.row_P], return_inverse=True)
     weight_P = pairs.weight_P / np.bincount(pair_user_P, pairs.weight_P)[pair_user_P]
 
-    num_actions = len(start_R) * int((end_R - start_R + 1).max(initial=1))
     feature = training_set.pin_feature
-    empty = _in_one_piece((num_actions + len(pin_P) + len(random_pin_N)) * (feature.shape[1] * 4 + COLUMN_BYTES))
+    num_rows = len(start_R) * int((end_R - start_R + 1).max(initial=1)) + len(pin_P) + len(random_pin_N)
+    empty = _allocate_in_one_block(num_rows * (feature.shape[1] * 4 + COLUMN_BYTES))
     return Batch(
         sequences=collate_sequences(timelines, feature, start_R, end_R, action_A=action_A, empty=empty),
-        query_row_Q=copied(query_row_Q, empty),
-        query_position_Q=copied(query_action_Q - start_R[query_row_Q], empty),
-        pair_query_P=copied(pair_query_P, empty),
-        pair_user_P=copied(pair_user_P, empty),
-        pair_weight_P=copied(weight_P.astype(np.float32), empty),
-        pair_pin_P=copied(pin_P, empty),
-        pair_is_candidate_P=copied(_is_member(pin_P, training_set.candidates), empty),
+        query_row_Q=copy_to_tensor(query_row_Q, empty),
+        query_position_Q=copy_to_tensor(query_action_Q - start_R[query_row_Q], empty),
+        pair_query_P=copy_to_tensor(pair_query_P, empty),
+        pair_user_P=copy_to_tensor(pair_user_P, empty),
+        pair_weight_P=copy_to_tensor(weight_P.astype(np.float32), empty),
+        pair_pin_P=copy_to_tensor(pin_P, empty),
+        pair_is_candidate_P=copy_to_tensor(_is_member(pin_P, training_set.candidates), empty),
         pair_feature_PF=gather_features(feature, pin_P, empty=empty),
-        random_pin_N=copied(random_pin_N, empty),
+        random_pin_N=copy_to_tensor(random_pin_N, empty),
         random_feature_NF=gather_features(feature, random_pin_N, empty=empty),
         num_users=len(users_with_pairs),
     )
@@ -238,23 +251,23 @@ def sample_batch(
 def _chosen_types(
     config: TrainConfig, action_types: list[str]
 ) -> tuple[npt.NDArray[np.bool_] | None, npt.NDArray[np.bool_] | None]:
-    """By action type code: may it be predicted, and is it read? None: all of them."""
+    """Return, for each action type code, whether it may be predicted and whether it is read; None if all are."""
     is_target = is_allowed("sampling.positive_types", config.sampling.positive_types, action_types)
     return is_target, is_allowed("model.sequence_types", config.model.sequence_types, action_types)
 
 
 def _is_member(values: Ints, members: np.ndarray) -> np.ndarray:
-    """Whether each value is among the members, which ascend."""
+    """Return whether each value is among the members, which ascend."""
     place = np.searchsorted(np.asarray(members), values)
-    return take(members, np.minimum(place, len(members) - 1)) == values
+    return gather_values(members, np.minimum(place, len(members) - 1)) == values
 
 
-# A batch travels from a worker to the trainer as one piece of shared memory: each piece costs a round trip between them
-# (half a millisecond or more), and a tensor that is not in shared memory is copied there.
+# A worker hands a batch to the trainer as one block of shared memory: each block costs a round trip between them (half
+# a millisecond or more), and a tensor outside of shared memory is copied into it.
 
 
-def _in_one_piece(num_bytes: int) -> Allocate:
-    """An allocator of tensors that lie in one piece of memory, shared if this is a worker."""
+def _allocate_in_one_block(num_bytes: int) -> Allocate:
+    """Return an allocator of tensors within one block of memory, which is shared if this is a worker."""
     memory = torch.empty(0, dtype=torch.uint8)
     num_bytes += (len(Sequences._fields) + len(Batch._fields)) * ALIGNMENT
     if get_worker_info() is None:
@@ -273,10 +286,12 @@ def _in_one_piece(num_bytes: int) -> Allocate:
 
 
 def _view(memory: Tensor, first: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """Return the tensor that starts at byte `first` of the block."""
     return memory[first : first + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
 
 def _restore(memory: Tensor, layout: list[tuple[int, torch.dtype, torch.Size]], num_users: int) -> Batch:
+    """Rebuild a batch from its block of memory, in another process."""
     tensors = [_view(memory, *place) for place in layout]
     num_columns = len(Sequences._fields)
     return Batch._make([Sequences(*tensors[:num_columns]), *tensors[num_columns:], num_users])

@@ -3,7 +3,7 @@
 from pf_core.check_result import CheckResult
 from pf_core.config.site import Site
 from pf_core.hashing import is_held_out
-from pf_core.training.plan import current_model, find_fault, models_dir, read_history
+from pf_core.training.plan import current_model, models_dir, read_history, training_fault
 from pf_core.training.training_set import latest_training_set, open_training_set
 
 
@@ -33,5 +33,5 @@ def judge_loss(site: Site) -> CheckResult:
     if manifest is None:
         return CheckResult(site.start_ds, False, "there is no model")
     model_version = manifest["model_version"]
-    fault = find_fault(read_history(models_dir(site) / model_version))
+    fault = training_fault(read_history(models_dir(site) / model_version))
     return CheckResult(manifest["cut_ds"], fault is None, f"model {model_version}: {fault or 'no fault found'}")

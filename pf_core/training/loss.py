@@ -1,23 +1,24 @@
 """Negatives, log-Q correction and the sampled softmax (paper, section 3.3 and appendix A.3).
 
-**Pool.** In-batch negatives are the positives of all ranks (capped), random ones are drawn uniformly from the
-candidates; every rank draws its share and all of them see the same pool. A row never competes with a pin that is one of
-its user's positives in the batch, whoever brought it; its own positive is counted once, beside the pool.
+**Pool.** In-batch negatives are the positives of all ranks (capped); random negatives are drawn uniformly from the
+candidates. Every rank draws its share, and all ranks see the same pool. A row never competes with a pin that is one of
+its user's positives in the batch, whichever row or draw contributed it; its own positive counts once, outside the pool.
 
-**Q.** Q(v) is the expected number of times v stands in the pool: num_in_batch * p(v) + num_random / |candidates|, with
-v's share p(v) of the positives estimated by a count-min sketch. Read literally, the paper's Q_i(p_i) would be 1. Its
-equation prints s(u_i, u_i) for s(u_i, p_i). Because Q counts, sum(exp(s - log Q)) over the pool estimates the sum over
-the corpus, which makes `negatives` consistent with the full softmax, and gives it the same gradient as `corrected`
-(arXiv 2507.09331: a weight 1 - P(positive) on a loss whose denominator holds the negatives alone).
+**Q.** Q(v) is the expected number of times that v is in the pool: num_in_batch * p(v) + num_random / |candidates|, with
+v's share p(v) of the positives estimated by a count-min sketch. Read literally, the paper's Q_i(p_i) would be 1; its
+equation also prints s(u_i, u_i) for s(u_i, p_i). Because Q is an expected count, sum(exp(s - log Q)) over the pool
+estimates the sum over the corpus. This makes `negatives` consistent with the full softmax, and gives it the same
+gradient as `corrected` (arXiv 2507.09331: a weight 1 - P(positive) on a loss whose denominator holds only negatives).
 
-**Weights.** Every user weighs the same, over all ranks together: R ranks then give exactly the loss and gradient of one
-on the union of their batches. (The paper weighs users equally within each GPU, which is the same but for chance.)
+**Weights.** Every user has the same weight over all ranks: R ranks then give exactly the loss and gradient of one rank
+on the union of their batches. (The paper weights users equally within each GPU, which is the same in expectation.)
 
-**Memory.** The logits of `chunk_rows` rows exist at a time. The loss is a sum over rows, so each chunk's gradient is
-final as soon as its logits are known: they are turned into it in place, and nothing is kept for the backward pass.
-Logits stay float32: at a temperature of 0.01 they reach 100, where bfloat16 resolves 0.5.
+**Memory.** Only the logits of `chunk_rows` rows exist at a time. The loss is a sum over rows, so the gradient of a
+chunk is known as soon as its logits are: it overwrites them in place, and nothing is kept for the backward pass. Logits
+stay float32: at a temperature of 0.01 they reach 100, where bfloat16 resolves 0.5.
 
-Tensor suffixes: P pairs of this rank, U its users, N pool entries, D embedding, Q queries.
+Tensor suffixes: P pairs of this rank, U users of this rank, N pool entries, D embedding, Q queries, C rows of a chunk,
+B positives of all ranks, K distinct pins of this rank's pairs.
 """
 
 from typing import Any, NamedTuple
@@ -31,38 +32,43 @@ from pf_core.training.ranks import gather_counts, gather_rows
 from pf_core.training.sketch import CountMinSketch
 
 MASKED = -1e4
-"""A logit that no softmax notices; finite, so that a row without negatives has a gradient."""
+"""A logit with no weight in a softmax; finite, so that a row without negatives has a gradient."""
 
 MIN_TEMPERATURE = 0.01
+"""Lower bound of the learned temperature (section 3.3.2)."""
 
 SHIFT = 0x1E3779B97F4A7C15
+"""Odd multiplier that turns the number of positives seen so far into a pseudo-random shift."""
 
 
 class Pairs(NamedTuple):
-    """What a batch asks: these pins for these users."""
+    """The (user embedding, positive pin) pairs of a batch on this rank."""
 
     query_P: Tensor
-    """Which user embedding."""
+    """Row of the user embedding."""
     user_P: Tensor
-    """Which user of this rank, 0 … num_users - 1."""
+    """Number of the user on this rank, 0 … num_users - 1."""
     weight_P: Tensor
-    """Sums to 1 for every user."""
+    """Weight of the pair; the weights of a user sum to 1."""
     pin_P: Tensor
+    """Pin row of the positive."""
     is_candidate_P: Tensor
-    """Whether the pin can be drawn at random."""
+    """Whether the pin can be drawn as a random negative."""
     num_users: int
 
 
 class Pool(NamedTuple):
+    """The negatives that all rows of all ranks share."""
+
     embedding_ND: Tensor
     pin_N: Tensor
     log_q_N: Tensor
     drawn_P: Tensor
-    """An entry for each of this rank's pairs, each equally likely; the same whatever the number of ranks."""
+    """A random entry for each of this rank's pairs, for binary cross-entropy; independent of the number of ranks."""
 
 
 class RetrievalLoss(nn.Module):
-    """Holds what the loss learns: the temperature and the sketch of the positives."""
+    """The loss with its state: the learned temperature and the sketch of the positives."""
 
     def __init__(self, config: LossConfig, *, num_candidates: int) -> None:
         super().__init__()
@@ -72,13 +78,13 @@ class RetrievalLoss(nn.Module):
 
     @torch.no_grad()
     def clamp_temperature(self) -> None:
-        """After every step: a bound inside the loss would have no gradient below it."""
+        """Enforce the lower bound after a step; a bound inside the loss would have no gradient below it."""
         self.temperature.clamp_(min=MIN_TEMPERATURE)
 
     def forward(
         self, user_QD: Tensor, pairs: Pairs, positive_PD: Tensor, random_ND: Tensor, random_N: Tensor
     ) -> Tensor:
-        """This rank's share of the loss: the mean over ranks is the mean over all users."""
+        """Return this rank's share of the loss: the mean over ranks is the mean over all users."""
         pool, log_q_P, num_users = self._gather_pool(pairs, positive_PD, random_ND, random_N)
         weight_P = pairs.weight_P / num_users
         masked_UN = mask_own_positives(pairs, pool.pin_N)
@@ -96,7 +102,7 @@ class RetrievalLoss(nn.Module):
     def _gather_pool(
         self, pairs: Pairs, positive_PD: Tensor, random_ND: Tensor, random_N: Tensor
     ) -> tuple[Pool, Tensor, float]:
-        """The pool, log Q of this rank's own positives, and the mean number of users of a rank."""
+        """Return the pool, log Q of this rank's own positives, and the mean number of users of a rank."""
         counts = gather_counts(len(pairs.pin_P), len(random_N), pairs.num_users, device=random_N.device)
         sizes = [num_pairs + num_random for num_pairs, num_random, _ in counts]
         pin_N = gather_rows(torch.cat([pairs.pin_P, random_N]), sizes)
@@ -130,18 +136,18 @@ class RetrievalLoss(nn.Module):
         return Pool(embedding_ND[chosen], pin_N[chosen], log_q_N, drawn_P), log_q_P, num_users
 
     def _log_q(self, pin: Tensor, is_candidate: Tensor, num_in_batch: int, num_random: int) -> Tensor:
-        """The log of the expected number of times that each pin stands in the pool."""
+        """Return the log of the expected number of times that each pin is in the pool."""
         if self.config.log_q == "none":
             return torch.zeros(len(pin), device=pin.device)
         at_random = num_random / self.num_candidates
-        if num_in_batch == 0:  # random negatives alone: every pin alike, so that `all` has no effect
+        if num_in_batch == 0:  # random negatives only: Q is the same for all pins, and `all` has no effect
             return torch.full((len(pin),), at_random, device=pin.device).log()
         return (num_in_batch * self.sketch.share(pin) + at_random * is_candidate).log()
 
     def _binary_cross_entropy(
         self, user_PD: Tensor, positive_PD: Tensor, pool: Pool, is_masked_P: Tensor, weight_P: Tensor
     ) -> Tensor:
-        """SASRec's own loss (A.4): each pair against one negative; a masked one is left out."""
+        """Return SASRec's original loss (A.4.4): each pair against one negative, which counts unless it is masked."""
         positive_P = (user_PD * positive_PD).sum(-1) / self.temperature
         negative_P = (user_PD * pool.embedding_ND[pool.drawn_P]).sum(-1) / self.temperature
         negative_P = negative_P.masked_fill(is_masked_P, MASKED)
@@ -149,13 +155,13 @@ class RetrievalLoss(nn.Module):
 
 
 def spread(num_rows: int, cap: int, device: torch.device) -> Tensor:
-    """`cap` of the rows, evenly spread; all of them if there are no more."""
+    """Return `cap` evenly spread row numbers; all rows if there are no more."""
     kept = min(num_rows, cap)
     return torch.arange(kept, device=device) * num_rows // max(kept, 1)
 
 
 def mask_own_positives(pairs: Pairs, pin_N: Tensor) -> Tensor:
-    """masked_UN: whether a pool entry's pin is one of the user's positives in the batch."""
+    """Return masked_UN: whether the pin of a pool entry is one of the user's positives in the batch (A.3)."""
     known_K, column_P = torch.unique(pairs.pin_P, return_inverse=True)
     num_known = len(known_K)
     has_UK = torch.zeros(max(pairs.num_users, 1), num_known + 1, dtype=torch.bool, device=pin_N.device)
@@ -166,12 +172,12 @@ def mask_own_positives(pairs: Pairs, pin_N: Tensor) -> Tensor:
 
 
 class _SampledSoftmax(torch.autograd.Function):
-    """sum over rows of weight * -log softmax, with its gradient, `chunk_rows` rows at a time.
+    """Sum over rows of weight * -log softmax, with its gradient, `chunk_rows` rows at a time.
 
     With lse = logsumexp(negative logits) the loss of a row is softplus(lse - positive), and its gradient is
     g = weight * sigmoid(lse - positive) times (softmax of the negatives, -1 for the positive). `corrected` has the
     loss (1 - P) * (lse - positive), 1 - P = sigmoid(lse - positive) held constant: the same gradient. All logits are
-    <u, v> / temperature less a constant, so d loss / d temperature = -sum <u, d loss / d u> / temperature.
+    <u, v> / temperature minus a constant, so d loss / d temperature = -sum <u, d loss / d u> / temperature.
     """
 
     @staticmethod

@@ -1,15 +1,15 @@
-"""Which (position, target) pairs a timeline gives: the objectives of section 3.4, the knobs of section 3.5.
+"""The (position, target) pairs that a timeline yields: the objectives of section 3.4, the parameters of section 3.5.
 
-- A *target* is a positive action of an allowed type. A position is *usable* if it has a target: its very next action
-  (next_action, sasrec), or any later action within K days (all the others). A sequence may end at any
-  usable position T; all but next_action and all_action take further positions from inside it. A position's targets
-  always lie after it, so that causal attention hides them, even where they belong to the sequence.
+- A *target* is a positive action of an allowed type. A position is *usable* if it has a target: its next action
+  (next_action, sasrec), or any later action within K days (all others). A sequence may end at any usable position T.
+  All objectives but next_action and all_action take more positions from inside the sequence. A position's targets are
+  always after it, so that causal attention hides them, even if they belong to the sequence.
 - Later means a greater index: actions at the same microsecond keep the order of the timeline. K days is inclusive.
 - A timeline ends at the training cut, and so do all windows.
-- All timelines of a batch are handled at once. Laid end to end on one time axis, with gaps wider than K days, they
-  are one long timeline: a window is found by one binary search and never reaches into the next user's.
-- A random number is a hash of (seed, epoch, user, what it is for, a counter). It does not depend on who else is in
-  the batch, hence not on the number of ranks or workers, and no user needs a generator of their own.
+- All timelines of a batch are processed at once. Laid end to end on one time axis, with gaps wider than K days, they
+  form one long timeline: one binary search finds a window, which never reaches into the next user's timeline.
+- A random number is a hash of (seed, epoch, user, purpose, counter). It does not depend on the other users of the
+  batch, therefore not on the number of ranks or workers, and no user needs a generator of their own.
 
 Suffixes: U users, A actions of all their timelines, R sequences, P pairs.
 """
@@ -28,27 +28,29 @@ from pf_core.hashing import Ints, Keys, below, mixed, uniform
 from pf_core.timelines.arrays import ragged
 
 FOR_END, FOR_SEQUENCE, FOR_POSITION, FOR_TARGET = range(4)
+"""Purposes of random numbers; part of the hash."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineBlock:
-    """Some users' timelines, end to end; actions are known by their number in the block."""
+    """The timelines of some users, end to end; an action is identified by its number in the block."""
 
     offsets: Ints
-    """Where each timeline starts, and the last one ends."""
+    """Start of each timeline, and end of the last one."""
     axis_A: Ints
     """Microseconds on the common axis."""
     targets: Ints
-    """The actions that are targets of some position, ascending."""
+    """Actions that can be targets, ascending."""
     targets_until_A: Ints
-    """How many targets there are up to and including an action."""
+    """Number of targets up to and including an action."""
     usable: Ints
-    """The positions that have a target, ascending."""
+    """Positions that have a target, ascending."""
     window_us: int
+    """K days, or the longest timeline if that is shorter."""
 
 
 class DrawnPairs(NamedTuple):
-    """Position and target are actions of the block; the weights are relative, within one user."""
+    """Pairs of sequences; position and target are actions of the block, weights are relative within one user."""
 
     row_P: Ints
     position_P: Ints
@@ -57,20 +59,20 @@ class DrawnPairs(NamedTuple):
 
 
 def is_allowed(field: str, chosen: Sequence[str] | None, action_types: Sequence[str]) -> NDArray[np.bool_] | None:
-    """By action type code: is it among those that a field of the configuration names? None: they all are."""
+    """Return, for each action type code, whether a field of the configuration names it; None if all are allowed."""
     if chosen is None:
         return None
     unknown = sorted(set(chosen) - set(action_types))
     if unknown:
         raise PipelineError(
-            f"{field}: {', '.join(map(repr, unknown))} does not occur in the training set, "
-            f"which has {', '.join(map(repr, action_types))}"
+            f"{field}: {', '.join(map(repr, unknown))} does not occur in the training set",
+            f"choose from {', '.join(map(repr, action_types))}",
         )
     return np.isin(action_types, chosen)
 
 
 def lay_out(offsets: Ints, ts_A: Ints, is_positive_A: NDArray[np.bool_], config: SamplingConfig) -> TimelineBlock:
-    """Lay timelines end to end. `ts_A` ascends within each; `is_positive_A` already regards the allowed types."""
+    """Lay timelines end to end. `ts_A` ascends within each; `is_positive_A` is False for types that are not allowed."""
     lengths = np.diff(offsets)
     present = lengths > 0
     first_us, last_us = (np.zeros(len(lengths), np.int64) for _ in range(2))
@@ -102,11 +104,11 @@ def lay_out(offsets: Ints, ts_A: Ints, is_positive_A: NDArray[np.bool_], config:
 def sample_sequences(
     block: TimelineBlock, key_U: Keys, config: SamplingConfig, sequence_length: int
 ) -> tuple[Ints, Ints, Ints]:
-    """Sequences as (user, first action, last action T), both included: the newest `sequence_length` actions up to T.
+    """Draw sequences as (user, first action, last action T): the newest `sequence_length` actions up to T.
 
-    Of a user's m possible ends, n = `sequence_fraction` of them, at least one, at most `max_sequences_per_user`, are
-    taken without replacement as a systematic sample: n evenly spaced ends from one random number. Each end is equally
-    likely, a user's sequences overlap little, and where they end is nearly known from the timeline's length alone
+    Among a user's possible ends, a share of `sequence_fraction`, at least one and at most `max_sequences_per_user`, is
+    drawn without replacement as a systematic sample: evenly spaced ends from one random number. Each end is equally
+    likely, a user's sequences overlap little, and the timeline's length alone nearly determines where they end
     (`expected_length`).
     """
     first_U = np.searchsorted(block.usable, block.offsets)
@@ -121,22 +123,22 @@ def sample_sequences(
 
 
 def expected_length(timeline_length_U: Ints, key_U: Keys, config: SamplingConfig, sequence_length: int) -> Ints:
-    """About how long the longest sequence will be that `sample_sequences` cuts, from nothing but offsets."""
+    """Estimate the length of the longest sequence that `sample_sequences` draws, from the timeline's length alone."""
     most = config.max_sequences_per_user
     share_U = (uniform(mixed(key_U, FOR_END)) + most - 1) / most
     return np.minimum(np.ceil(share_U * timeline_length_U).astype(np.int64), sequence_length)
 
 
 def sample_pairs(block: TimelineBlock, key_R: Keys, start_R: Ints, end_R: Ints, config: SamplingConfig) -> DrawnPairs:
-    """The pairs of sequences [start, end], whose ends are usable.
+    """Draw the pairs of the sequences [start, end], whose ends T are usable.
 
-    next_action: (T, T + 1).
-    sasrec: every position of the sequence whose next action is a target. The paper predicts at every step, so
-        `max_positives_per_sequence` does not cap it. With `equal_e1_weight`, T weighs as much as the others together.
-    all_action: from T, up to `max_positives_per_sequence` of the targets in its next K days.
-    dense_all_action: up to `max_positives_per_sequence` of the sequence's usable positions, at random; for each, one
-        random target of its own next K days, be it inside the sequence or after T.
-    summed: the pairs of dense_all_action and of sasrec; each objective weighs the same in a sequence that has both.
+    next_action (3.4.1): (T, T + 1).
+    sasrec (3.4.1, A.4.4): every position of the sequence whose next action is a target. The paper predicts at every
+        step, so `max_positives_per_sequence` is no limit. With `equal_e1_weight`, T weighs as much as all others.
+    all_action (3.4.2): from T, up to `max_positives_per_sequence` of the targets in its next K days.
+    dense_all_action (3.4.3): up to `max_positives_per_sequence` of the sequence's usable positions, at random; for
+        each, one random target of its own next K days, inside the sequence or after T.
+    summed (ours): the pairs of dense_all_action and sasrec; both objectives weigh the same in a sequence.
     """
     match config.objective:
         case "next_action":
@@ -161,7 +163,7 @@ def sample_pairs(block: TimelineBlock, key_R: Keys, start_R: Ints, end_R: Ints, 
 
 
 def _next_pairs(block: TimelineBlock, start_R: Ints, end_R: Ints) -> DrawnPairs:
-    """Every position of the sequence whose next action is a target."""
+    """Pair every position of a sequence with its next action, if that is a target."""
     before = block.targets - 1
     first_R = np.searchsorted(before, start_R)
     row_P, number_P = ragged(np.searchsorted(before, end_R, side="right") - first_R)
@@ -170,6 +172,7 @@ def _next_pairs(block: TimelineBlock, start_R: Ints, end_R: Ints) -> DrawnPairs:
 
 
 def _dense_pairs(block: TimelineBlock, key_R: Keys, start_R: Ints, end_R: Ints, config: SamplingConfig) -> DrawnPairs:
+    """Pair random usable positions of a sequence with one random target each."""
     first_R = np.searchsorted(block.usable, start_R)
     num_usable_R = np.searchsorted(block.usable, end_R, side="right") - first_R
     row_P, number_P = draw_distinct(num_usable_R, config.max_positives_per_sequence, mixed(key_R, FOR_POSITION))
@@ -184,16 +187,16 @@ def _pairs(row_P: Ints, position_P: Ints, target_P: Ints) -> DrawnPairs:
 
 
 def _window(block: TimelineBlock, position: Ints) -> tuple[Ints, Ints]:
-    """A position's targets as a range of `block.targets`: first and number."""
+    """Return each position's targets as a range of `block.targets`: its start and its length."""
     first = block.targets_until_A[position]
     window_end_us = block.axis_A[position] + block.window_us
     return first, np.searchsorted(block.axis_A[block.targets], window_end_us, side="right") - first
 
 
 def draw_distinct(size_R: Ints, most: int, key_R: Keys) -> tuple[Ints, Ints]:
-    """Up to `most` distinct numbers of each range(size), as (row, number): those with the smallest random bits."""
+    """Draw up to `most` distinct numbers from each range(size), as (row, number): those with the least random bits."""
     row, number = ragged(size_R)
     bits = mixed(key_R[row], number) >> np.uint64(24)
     order = np.argsort((row.astype(np.uint64) << np.uint64(40)) | bits)
-    is_drawn = number < most  # of a row's numbers in random order, the first ones
+    is_drawn = number < most  # the first numbers of each row, after sorting by random bits
     return row[is_drawn], number[order[is_drawn]]

@@ -1,7 +1,8 @@
-"""Which model: its name, which follows from what decides it, and where it lies.
+"""The plan of a model: its configuration, its training set, its name and its folder.
 
-The configuration, the training set and the code decide a model; how many processes train it does not. Materializing
-what is there already reuses it, and materializing what was interrupted continues it, because the folder is the same.
+The name is a hash of everything that decides a model: the configuration, the training set and the code. The number of
+processes that train it does not count. The same plan has the same folder: a model that is trained already is reused,
+and a training that was interrupted continues.
 """
 
 import ast
@@ -11,55 +12,78 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pf_core
 from pf_core.config.site import Site
 from pf_core.config.training import Preset, TrainConfig, choose
 from pf_core.storage.builds import MANIFEST
 from pf_core.storage.files import read_json, write_json
-from pf_core.training.training_set import DESCRIPTION, latest_training_set
+from pf_core.training.run_folder import HISTORY, RESULT, TrainingResult
+from pf_core.training.training_set import TrainingSetManifest, latest_training_set, read_training_set_manifest
 
 Measurement = dict[str, float]
+"""A line of history.jsonl: `step`, and each measured value by its name."""
 
 MODEL_CODE = ("hashing.py", "config/training.py", "timelines/arrays.py", "model", "training")
-"""Files and folders of pf_core that decide a model: with a statement in one of them changed, the same data and
-configuration may give other weights."""
+"""Files and folders of pf_core that decide a model: after a change of a statement in one of them, the same data and
+configuration may give different weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedModel:
-    """What decides a model, its name, and where it lies."""
+    """Everything that decides a model, its name and its folder."""
 
     config: TrainConfig
     training_set: Path
-    manifest: dict[str, Any]
+    """Folder of the training set."""
+    manifest: TrainingSetManifest
+    """Manifest of the training set."""
     code: str
+    """Fingerprint of the code that decides a model."""
     model_version: str
+    """Name of the model, derived from all of the above."""
     run_dir: Path
+    """Folder of the training run and, once it is trained, of the model."""
 
     @property
     def is_trained(self) -> bool:
-        return (self.run_dir / "result.json").exists()
+        return (self.run_dir / RESULT).exists()
 
     @property
     def history(self) -> list[Measurement]:
         return read_history(self.run_dir)
 
 
+class ModelManifest(TypedDict):
+    """Manifest of the asset pinnerformer_model: the model that was materialized last."""
+
+    model_version: str
+    cut_ds: str
+    """Last day of the training set."""
+    training_set: str
+    """Fingerprint of the training set."""
+    config: dict[str, Any]
+    """TrainConfig as JSON."""
+    result: TrainingResult
+    mlflow: dict[str, Any]
+    """The MLflow run, and its version in the registry (None if the model was not registered)."""
+
+
 def plan_model(site: Site, preset: Preset | None = None, changes: dict[str, Any] | None = None) -> PlannedModel:
-    """The model that the site file, or a run's configuration, asks for, on the training set that is there."""
+    """Plan a model on the site's training set; preset and changes are the site file's unless they are given."""
     preset = site.training.preset if preset is None else preset
     changes = site.training.changes if changes is None else changes
     path = latest_training_set(site)
-    manifest = read_json(path / DESCRIPTION)
-    return plan_config(choose(preset, changes), path, manifest, models_dir(site), code=code_fingerprint())
+    return plan_config(
+        choose(preset, changes), path, read_training_set_manifest(path), models_dir(site), code=code_fingerprint()
+    )
 
 
 def plan_config(
-    config: TrainConfig, training_set: Path, manifest: dict[str, Any], folder: Path, *, code: str
+    config: TrainConfig, training_set: Path, manifest: TrainingSetManifest, folder: Path, *, code: str
 ) -> PlannedModel:
-    """The model of this configuration and code on a training set, in a folder of models."""
+    """Plan the model of this configuration and code on a training set; its own folder is below `folder`."""
     decisive = f"{config.fingerprint()} {manifest['fingerprint']} {code}"
     model_version = hashlib.sha256(decisive.encode()).hexdigest()[:12]
     return PlannedModel(
@@ -73,23 +97,24 @@ def plan_config(
 
 
 def models_dir(site: Site) -> Path:
-    """A folder for each model, and the manifest of the one that was materialized last."""
+    """Folder that holds a folder for each model, and the manifest of the model that was materialized last."""
     return site.directory / "pinnerformer_model"
 
 
-def current_model(site: Site) -> dict[str, Any] | None:
+def current_model(site: Site) -> ModelManifest | None:
+    """Return the manifest of the model that was materialized last."""
     path = models_dir(site) / MANIFEST
     return read_json(path) if path.exists() else None
 
 
-def write_current_model(site: Site, plan: PlannedModel, *, mlflow: dict[str, Any]) -> dict[str, Any]:
+def write_current_model(site: Site, plan: PlannedModel, *, mlflow: dict[str, Any]) -> ModelManifest:
     """Make a trained model the current one and return its manifest; `mlflow` names its run and registry version."""
-    manifest = {
+    manifest: ModelManifest = {
         "model_version": plan.model_version,
         "cut_ds": plan.manifest["cut_ds"],
         "training_set": plan.manifest["fingerprint"],
         "config": plan.config.model_dump(mode="json"),
-        "result": read_json(plan.run_dir / "result.json"),
+        "result": read_json(plan.run_dir / RESULT),
         "mlflow": mlflow,
     }
     write_json(models_dir(site) / MANIFEST, manifest)
@@ -97,14 +122,15 @@ def write_current_model(site: Site, plan: PlannedModel, *, mlflow: dict[str, Any
 
 
 def read_history(run_dir: Path) -> list[Measurement]:
-    return [json.loads(line) for line in (run_dir / "history.jsonl").read_text().splitlines()]
+    """Return all measurements of a training run, in the order of the steps."""
+    return [json.loads(line) for line in (run_dir / HISTORY).read_text().splitlines()]
 
 
 def code_fingerprint(paths: Sequence[str] = MODEL_CODE, *, package: Path | None = None) -> str:
     """Hash the statements of some files and folders of pf_core, by default those that decide a model.
 
     Imports, docstrings, comments, layout and the place of a statement do not count: moving a function to another
-    file leaves the fingerprint as it is, and changing one of its statements does not.
+    file keeps the fingerprint, changing one of its statements changes it.
     """
     package = package or Path(pf_core.__path__[0])
     statements = []
@@ -117,7 +143,7 @@ def code_fingerprint(paths: Sequence[str] = MODEL_CODE, *, package: Path | None 
 
 
 class _WithoutRemarks(ast.NodeTransformer):
-    """Drop what a program does not compute with: imports and strings that stand alone (docstrings)."""
+    """Removes imports and strings that stand alone (docstrings), which do not change what a program computes."""
 
     def visit_Import(self, node: ast.Import) -> None:
         return None
@@ -130,8 +156,8 @@ class _WithoutRemarks(ast.NodeTransformer):
         return None if is_remark else node
 
 
-def find_fault(history: Sequence[Measurement]) -> str | None:
-    """What is wrong with a finished training, as a sentence; None if its loss is finite and fell."""
+def training_fault(history: Sequence[Measurement]) -> str | None:
+    """Return the fault of a finished training as part of a sentence; None if its loss is finite and fell."""
     losses = [measurement["loss"] for measurement in history if "loss" in measurement]
     if not losses:
         return "its history is empty"

@@ -1,4 +1,8 @@
-"""The processes of one training run. A single process is the same code with a world of one."""
+"""The processes (ranks) of one training run, and the collective operations between them.
+
+Every function also works in a single process without a process group: it is then a world of one, and no code path of
+its own. `gather_rows` has a gradient, because the pool of negatives is gathered from all ranks (paper, section 3.3.1).
+"""
 
 import contextlib
 import os
@@ -12,9 +16,13 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from pf_core.model.device import choose_device
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
+    """This process among those of the run."""
+
     number: int
     world_size: int
     device: torch.device
@@ -26,19 +34,26 @@ class Rank:
 
 @contextlib.contextmanager
 def join_ranks() -> Iterator[Rank]:
-    """Meet the processes that torch.distributed.run started: NCCL between GPUs, gloo between CPUs."""
+    """Join the process group that torch.distributed.run started: NCCL between GPUs, gloo between CPUs.
+
+    All processes compute on GPUs, or all on CPUs; a machine with fewer GPUs than processes is refused.
+    """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    device = torch.device("cpu")
-    if torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1")):  # a GPU for each rank, or none
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    device = choose_device(
+        "auto",
+        process=int(os.environ.get("LOCAL_RANK", "0")),
+        num_processes=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+    )
+    if device.index is not None:
         torch.cuda.set_device(device)
     if world_size == 1:
         yield Rank(number=0, world_size=1, device=device)
         return
     store, number, world_size = next(rendezvous("env://"))
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # It outlives a restart, with the addresses of the processes that died: each attempt has its own part of it.
-        # Nodes that have not restarted as often as each other never meet there; `launch` has a store for each attempt.
+        # The agent's store survives a restart and keeps the addresses of the dead processes: each attempt uses a prefix
+        # of its own. Nodes with different numbers of restarts never meet under one prefix; `pf_assets.launch` therefore
+        # makes the agent create a store for each attempt (TORCH_DISABLE_SHARE_RDZV_TCP_STORE).
         store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=number, world_size=world_size)
@@ -49,7 +64,7 @@ def join_ranks() -> Iterator[Rank]:
 
 
 def gather_counts(*counts: int, device: torch.device) -> list[list[int]]:
-    """Every rank's counts, in rank order."""
+    """Return the counts of every rank, in rank order."""
     if not dist.is_initialized():
         return [list(counts)]
     ours = torch.tensor(counts, device=device)
@@ -59,7 +74,7 @@ def gather_counts(*counts: int, device: torch.device) -> list[list[int]]:
 
 
 def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
-    """The rows of all ranks, `sizes` of them, in rank order; with gradient."""
+    """Concatenate the rows of all ranks, in rank order; rank r has sizes[r] of them. Gradients flow back."""
     if not dist.is_initialized():
         return rows
     gathered: Tensor = _GatherRows.apply(rows, sizes)  # type: ignore[no-untyped-call]
@@ -67,7 +82,7 @@ def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
 
 
 class _GatherRows(torch.autograd.Function):
-    """What a rank's rows contribute to all ranks' losses flows back to it."""
+    """The gradient of a rank's rows is the sum of their gradients on all ranks."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sizes: list[int]) -> Tensor:
@@ -85,6 +100,7 @@ class _GatherRows(torch.autograd.Function):
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
+    """Return the elementwise sum of the tensors of all ranks; the argument is left unchanged."""
     if dist.is_initialized():
         values = values.clone()
         dist.all_reduce(values)

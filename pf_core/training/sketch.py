@@ -1,8 +1,8 @@
-"""How often each pin occurs among the positives, in fixed memory: a count-min sketch on the device (section 3.3).
+"""Frequency of each pin among the positives, in fixed memory: a count-min sketch on the device (section 3.3.2).
 
-`depth` rows of `width` counters; a pin adds one to a counter of each row, chosen by a multiply-shift hash, and its
-estimate is the smallest of them. It never counts too little, and too much by more than 2e/width of the total only
-with probability e^-depth (a factor 2 for multiply-shift, which is only nearly universal).
+`depth` rows of `width` counters. Adding a pin increments one counter of each row, chosen by a multiply-shift hash; the
+estimate is the smallest of these counters. It is never too low, and too high by more than 2e/width of the total only
+with probability e^-depth (the factor 2 is for multiply-shift, which is only nearly universal).
 """
 
 import torch
@@ -12,8 +12,11 @@ MULTIPLIERS_SEED = 0x5EED
 
 
 class CountMinSketch(nn.Module):
+    """Counts int64 keys; `counts` and `total` are part of a checkpoint."""
+
     counts: Tensor
     total: Tensor
+    """Number of keys added."""
     multiplier: Tensor
     offset: Tensor
 
@@ -34,10 +37,11 @@ class CountMinSketch(nn.Module):
         self.total += len(key_N)
 
     def share(self, key_N: Tensor) -> Tensor:
-        """The estimated share of each key in all that was added, float32."""
+        """Return the estimated share of each key among all keys added, float32; 0 for an empty sketch."""
         return self.count(key_N).float() / self.total.clamp(min=1)
 
     def count(self, key_N: Tensor) -> Tensor:
+        """Return the estimated number of times that each key was added."""
         return self.counts.gather(1, self._cells(key_N)).amin(dim=0)
 
     def _cells(self, key_N: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
-"""The training job: what every rank runs (paper, sections 3.3 to 3.5; the optimizer is ours, the paper gives none).
+"""The training job that every rank runs (paper, sections 3.3 to 3.5; the optimizer is ours, the paper names none).
 
 The result is a function of the training set and the configuration, bit for bit on CPUs; the number of ranks changes
-only rounding, and the draw of dropout. A step's global batch does not depend on ranks or workers, weights start from
-the seed, and the learning rate, the sampler's stream and dropout are functions of the step: so a checkpoint needs the
-weights, the optimizer's moments and the sketch, and continuing from it gives what the uninterrupted run gives. One
-process is the same code with a world of one.
+only rounding and the random numbers of dropout. The global batch of a step does not depend on ranks or workers, weights
+start from the seed, and the learning rate, the sampler's stream and dropout are functions of the step. Therefore a
+checkpoint holds the weights, the optimizer's moments and the sketch, and a resumed run gives the same result as an
+uninterrupted one. A single process runs the same code with a world of one.
 """
 
 import json
@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,30 +22,37 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pf_core.config.training import OptimizerConfig, TrainConfig
 from pf_core.errors import PipelineError
-from pf_core.model.checkpoint import load_newest, save_checkpoint, save_model
+from pf_core.model.checkpoint import TrainedOn, load_newest, save_checkpoint, save_model
 from pf_core.model.towers import PinnerFormer
 from pf_core.storage.files import append_text, read_json, write_json, write_text
 from pf_core.training.batches import Batch, open_batches
 from pf_core.training.loss import Pairs, RetrievalLoss
 from pf_core.training.ranks import Rank, gather_counts, join_ranks, sum_over_ranks
+from pf_core.training.run_folder import HISTORY, RESULT, TrainingResult
 from pf_core.training.training_set import TrainingSet, open_training_set
 from pf_core.training.validation import HeldOut, ModelEmbedder
 
 DIVERGED = 2.0
-"""The loss of the first steps and this many times as much again: beyond it, training has gone wrong."""
+"""Training has diverged when the loss exceeds the first loss by more than this many times the first loss."""
 
 SCALE_SAMPLE_PINS = 10_000
+"""Number of candidates sampled to measure the scale of the content vectors."""
 
 
 class Observer(Protocol):
-    """Where a run's progress goes; called on the first rank only."""
+    """Receives a run's progress; called on the first rank only."""
 
-    def say(self, message: str) -> None: ...
-    def measure(self, step: int, values: dict[str, float]) -> None: ...
+    def say(self, message: str) -> None:
+        """Receive a line for a person to read."""
+        ...
+
+    def measure(self, step: int, values: dict[str, float]) -> None:
+        """Receive the quantities measured after `step` steps, by name."""
+        ...
 
 
 class TrainingStep(nn.Module):
-    """Both towers and the loss as one module, so that gradients of all of it are averaged over ranks."""
+    """Both towers and the loss as one module, so that all gradients are averaged over the ranks."""
 
     def __init__(self, model: PinnerFormer, loss: RetrievalLoss, precision: str) -> None:
         super().__init__()
@@ -71,20 +78,21 @@ class TrainingStep(nn.Module):
 
 def train(
     config: TrainConfig, *, training_set: Path, run_dir: Path, num_workers: int, observer: Observer
-) -> dict[str, Any]:
-    """Train, or continue the run that lies in `run_dir`; returns its result, which is also written there.
+) -> TrainingResult:
+    """Train, or continue the run in `run_dir`; return its result, which is also written there.
 
     `run_dir` gets `history.jsonl` (a line for each measurement), `checkpoints/`, and at the end `model/` and
-    `result.json`.
+    `result.json`. A run that has a result is not repeated.
     """
-    if (run_dir / "result.json").is_file():
-        return dict(read_json(run_dir / "result.json"))
+    if (run_dir / RESULT).is_file():
+        result: TrainingResult = read_json(run_dir / RESULT)
+        return result
     with join_ranks() as rank:
         return _Run(config, open_training_set(training_set), run_dir, rank, observer).finish(num_workers)
 
 
 def build_model(config: TrainConfig, data: TrainingSet) -> PinnerFormer:
-    """The towers for this data, with weights drawn from the seed."""
+    """Return the towers for this data, with weights drawn from the seed."""
     torch.manual_seed(config.seed)
     return PinnerFormer(
         config.model,
@@ -97,7 +105,7 @@ def build_model(config: TrainConfig, data: TrainingSet) -> PinnerFormer:
 
 
 def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW; matrices decay, biases, norms, phases and the temperature do not."""
+    """Return AdamW with weight decay on matrices only, not on biases, norms, phases and the temperature."""
     matrices = [parameter for parameter in module.parameters() if parameter.ndim >= 2]
     others = [parameter for parameter in module.parameters() if parameter.ndim < 2]
     return torch.optim.AdamW(
@@ -109,7 +117,7 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.A
 
 
 def learning_rate(config: OptimizerConfig, step: int) -> float:
-    """Of the step with this number, from 0: linear warm-up, then decay that would reach zero after the last step."""
+    """Return the learning rate of a step, counted from 0: linear warm-up, then decay to zero after the last step."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / (config.warmup_steps + 1)
     share = (step - config.warmup_steps) / max(1, config.num_steps - config.warmup_steps)
@@ -124,17 +132,20 @@ def learning_rate(config: OptimizerConfig, step: int) -> float:
 
 @dataclass
 class _Interval:
-    """What happened since the last measurement, on this rank."""
+    """Sums since the last measurement, on this rank."""
 
     started: float = field(default_factory=time.perf_counter)
     steps: int = 0
     loss: Tensor | float = 0.0
     waited_s: float = 0.0
+    """Time that the loop waited for batches."""
     sequences: int = 0
     pairs: int = 0
 
 
 class _Run:
+    """One rank's part of a training run."""
+
     def __init__(self, config: TrainConfig, data: TrainingSet, run_dir: Path, rank: Rank, observer: Observer) -> None:
         self.config, self.data, self.run_dir, self.rank, self.observer = config, data, run_dir, rank, observer
         model = build_model(config, data)
@@ -149,10 +160,14 @@ class _Run:
         self.started, self.seconds_before = time.perf_counter(), 0.0
         self.metrics: dict[str, float] = {}
 
-    def finish(self, num_workers: int) -> dict[str, Any]:
+    def finish(self, num_workers: int) -> TrainingResult:
+        """Resume at the newest checkpoint and train to the last step."""
         first_step = self._resume()
         if len({row[0] for row in gather_counts(first_step, device=self.rank.device)}) > 1:
-            raise PipelineError("the processes see different checkpoints: every node must reach the same data_dir")
+            raise PipelineError(
+                "the training processes read different checkpoints",
+                "give every node the same data_dir (a shared folder)",
+            )
         replica: nn.Module = self.module
         if self.rank.world_size > 1:
             replica = DistributedDataParallel(self.module, forward_sync_buffers=False, gradient_as_bucket_view=True)
@@ -172,12 +187,12 @@ class _Run:
         interval = _Interval()
         batches: Iterator[Batch] = iter(loader)
         for step in range(first_step, self._num_steps):
-            asked = time.perf_counter()
+            waiting_since = time.perf_counter()
             batch = next(batches).to(self.rank.device)
-            interval.waited_s += time.perf_counter() - asked
+            interval.waited_s += time.perf_counter() - waiting_since
             loss, gradient_norm = self._step(replica, batch, step)
             interval.steps += 1
-            interval.loss = interval.loss + loss  # converted when it is reported: no waiting for a GPU here
+            interval.loss = interval.loss + loss  # stays on the device: a conversion would wait for it
             interval.sequences += len(batch.sequences.length_R)
             interval.pairs += len(batch.pair_pin_P)
             done = step + 1
@@ -203,7 +218,7 @@ class _Run:
 
     @property
     def _seconds(self) -> float:
-        """Of the whole training, evaluation and what came before an interruption included."""
+        """Duration of the whole training, with evaluation and with the time before an interruption."""
         return self.seconds_before + time.perf_counter() - self.started
 
     def _step(self, replica: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
@@ -222,7 +237,7 @@ class _Run:
         return loss.detach(), norm
 
     def _measure(self, step: int, interval: _Interval, gradient_norm: float) -> None:
-        """Report the interval over all ranks; stop if it went wrong, before anything is saved."""
+        """Record the interval over all ranks; raise if training went wrong, before a checkpoint is saved."""
         seconds = time.perf_counter() - interval.started
         ours = [float(interval.loss), interval.waited_s, float(interval.sequences), float(interval.pairs)]
         total = sum_over_ranks(torch.tensor(ours, dtype=torch.float64, device=self.rank.device)).tolist()
@@ -231,7 +246,8 @@ class _Run:
         if total[3] == 0:
             raise PipelineError(
                 f"not a single pair in the {interval.steps} steps up to {step}: no user has a positive action that the "
-                "objective can predict; look at source.positive and sampling.positive_types"
+                "objective can predict",
+                "check source.positive in the site file and sampling.positive_types in training.changes",
             )
         if self.first_loss is None:
             self.first_loss = loss
@@ -242,8 +258,8 @@ class _Run:
         ):
             raise PipelineError(
                 f"training diverged by step {step}: loss {loss:.4g}, gradient norm {gradient_norm:.4g} (the loss began "
-                f"at {self.first_loss:.4g}). The last good checkpoint is kept; lower optimizer.learning_rate or raise "
-                "optimizer.warmup_steps"
+                f"at {self.first_loss:.4g}), the last good checkpoint is kept",
+                "lower optimizer.learning_rate or raise optimizer.warmup_steps",
             )
         values = {
             "loss": loss,
@@ -274,7 +290,7 @@ class _Run:
     def _record(self, step: int, values: dict[str, float]) -> None:
         self.metrics |= values
         if self.rank.is_first:
-            append_text(self.run_dir / "history.jsonl", json.dumps({"step": step, **values}) + "\n")
+            append_text(self.run_dir / HISTORY, json.dumps({"step": step, **values}) + "\n")
             self.observer.measure(step, values)
 
     def _say(self, message: str) -> None:
@@ -287,6 +303,7 @@ class _Run:
             save_checkpoint(self.run_dir / "checkpoints", step, self.module, self.optimizer, state)
 
     def _resume(self) -> int:
+        """Load the newest checkpoint, if there is one; return the number of steps that are done."""
         state = load_newest(self.run_dir / "checkpoints", self.module, self.optimizer)
         step = 0 if state is None else int(state["step"])
         if state is not None:
@@ -295,11 +312,12 @@ class _Run:
             self._say(f"resuming after step {step}")
         if self.rank.is_first:
             self.run_dir.mkdir(parents=True, exist_ok=True)
-            _forget_after(self.run_dir / "history.jsonl", step)
+            _drop_history_after(self.run_dir / HISTORY, step)
         return step
 
-    def _publish(self) -> dict[str, Any]:
-        result = {
+    def _publish(self) -> TrainingResult:
+        """Save the model, then the result, which marks the run as finished."""
+        result: TrainingResult = {
             "num_steps": self._num_steps,
             "num_processes": self.rank.world_size,
             "num_parameters": sum(parameter.numel() for parameter in self.module.parameters()),
@@ -307,7 +325,7 @@ class _Run:
             "metrics": self.metrics,
         }
         if self.rank.is_first:
-            description = {
+            description: TrainedOn = {
                 "feature_dim": self.data.pin_feature.shape[1],
                 "feature_scale": self.module.model.feature_scale,
                 "action_types": self.data.action_types,
@@ -318,19 +336,19 @@ class _Run:
                 "config": self.config.model_dump(mode="json"),
             }
             save_model(self.run_dir / "model", self.module.model, description)
-            write_json(self.run_dir / "result.json", result)
+            write_json(self.run_dir / RESULT, result)
         return result
 
 
 def _feature_scale(data: TrainingSet) -> float:
-    """What brings a content vector's coordinates to unit variance, from a sample of the candidates."""
+    """Return the factor that brings content vectors to unit variance, from a sample of the candidates."""
     rows = data.sample_candidates(SCALE_SAMPLE_PINS, np.random.default_rng(0))
     mean_square = float(np.square(data.pin_feature[rows], dtype=np.float64).mean())
     return 1 / math.sqrt(mean_square) if mean_square > 0 else 1.0
 
 
-def _forget_after(history: Path, step: int) -> None:
-    """Drop what an interrupted run measured beyond the checkpoint: it will be measured again."""
+def _drop_history_after(history: Path, step: int) -> None:
+    """Drop what an interrupted run measured after the checkpoint: the resumed run measures it again."""
     lines = history.read_text().splitlines(keepends=True) if history.is_file() else []
     kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
     write_text(history, "".join(kept))

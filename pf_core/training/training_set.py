@@ -1,55 +1,101 @@
 """training_set: the cut. Everything that training may see, packed so that a user's timeline is a slice (section 3.5).
 
-One row a user, and examples are sampled on the fly: so what lies here are whole timelines, as flat arrays with
-offsets, and the pins' features. All are memory-mapped: processes share them, and the corpus needs no RAM.
+Examples are sampled on the fly, so the set holds whole timelines, as flat arrays with offsets, and the pins' features.
+All arrays are memory-mapped: processes share them, and the corpus needs no RAM.
 
-The set is a function of user_timelines[cut_ds], pin_features[cut_ds], the deletion list and the site file; nothing
-in it is later than the cut. Users are held out by hash: they judge a model and never train it, not even by a word
-in the vocabularies. (Pin vectors learned from co-engagement, where a site has none of its own, are made of everybody's
-actions before their `until`.) The fingerprint is that of the content: the same data has the same one.
+The set is a function of user_timelines[cut_ds], pin_features[cut_ds], the deletion list and the site file; nothing in
+it is later than the cut. Users are held out by hash: they evaluate a model and never train it; not even their words
+enter the vocabularies. (Pin vectors learned from co-engagement, where a site has none of its own, use the actions of
+all users before their `until`.) The fingerprint depends only on the content: the same data has the same fingerprint.
 
-Publication removes the set before it. A job that has that one open reads on (Linux keeps the files that a process
-has mapped), but nobody can open it again.
+Publishing a set removes the previous one. A job that has the previous set open continues to read it (Linux keeps the
+files that a process has mapped), but it cannot be opened again.
 """
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
 from pf_core.config.site import Site
 from pf_core.days import ds_start_us, parse_ds, shift_ds
 from pf_core.engine.base import Engine
-from pf_core.engine.daily_state import Manifest
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.pins.features import pin_state
 from pf_core.pins.packed import write_pins
+from pf_core.progress import Progress
 from pf_core.storage.builds import MANIFEST, building, publish_build
 from pf_core.storage.cache import fetched
 from pf_core.storage.files import is_remote, read_json, remove_tree, upload, write_json
 from pf_core.storage.locks import exclusive
 from pf_core.timelines.arrays import Timelines
 from pf_core.timelines.build import timeline_state
-from pf_core.training.packing import join_buckets, pack_buckets
+from pf_core.training.packing import SplitCounts, Vocabularies, join_buckets, pack_buckets
 
 DESCRIPTION = "training_set.json"
 
 ARRAYS = ("offsets", "pin", "ts", "action_type", "surface", "duration", "is_positive")
 
 
+class DroppedCounts(TypedDict):
+    """Actions that are in the timelines and not in the set, by reason; an action counts once."""
+
+    no_feature: int
+    """Actions on pins without a feature."""
+    unknown_action_type: int
+    """Actions of held-out users with an action type that no training user has."""
+    unknown_surface: int
+
+
+class TrainingSetCounts(TypedDict):
+    train: SplitCounts
+    held_out: SplitCounts
+    dropped: DroppedCounts
+    users_left_out: int
+    """Users without an action that is left."""
+    users_forgotten: int
+    """Users on the deletion list."""
+    pins: int
+    candidates: int
+
+
+class TrainingSetManifest(TypedDict):
+    """training_set.json, and the manifest of the asset training_set."""
+
+    cut_ds: str
+    """Last day of the training period."""
+    cut_us: int
+    """The first microsecond after the training period."""
+    time_origin_us: int
+    """Time of the first action in train."""
+    counts: TrainingSetCounts
+    feature_dim: int
+    vocabularies: Vocabularies
+    held_out_share: float
+    inputs: dict[str, Any]
+    """Versions of the partitions and settings that the set was built from."""
+    files: dict[str, str]
+    """SHA-256 of each file."""
+    fingerprint: str
+    build: NotRequired[str]
+    """Folder of the build below that of the asset."""
+    content_noise: NotRequired[float]
+    """Noise added to the content vectors, in the sets of experiments/content_noise.py."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingSet:
-    """Pickled, it is its path: another process maps the files anew."""
+    """An opened training set. Only its path is pickled: another process maps the files itself."""
 
     path: Path
-    manifest: Manifest
+    manifest: TrainingSetManifest
     train: Timelines
     held_out: Timelines
     pin_feature: np.ndarray
+    """Content vectors by pin row, feature_NF."""
     candidates: np.ndarray
     """Rows of the pins that may be shown on Homefeed, ascending."""
     action_types: list[str]
@@ -59,15 +105,16 @@ class TrainingSet:
     """The first microsecond after the training period."""
 
     def sample_candidates(self, size: int, rng: np.random.Generator) -> np.ndarray:
-        """Rows of that many distinct candidates, ascending; all of them if there are no more."""
+        """Return the rows of `size` distinct candidates, ascending; all candidates if there are no more."""
         return np.asarray(self.candidates[sample_below(len(self.candidates), size, rng)])
 
     def interests(self) -> np.ndarray:
-        """By pin row, the number of its interest."""
+        """Return the code of each pin row's interest."""
         path = self.path / "pins" / "interest.npy"
         if not path.exists():
             raise PipelineError(
-                f"{self.path} was built before interests were kept; re-run: {materialize_command('training_set')}"
+                f"{self.path} was built by an older version, without interests",
+                f"rebuild it with: {materialize_command('training_set')}",
             )
         return np.asarray(np.load(path, mmap_mode="r"))
 
@@ -76,22 +123,22 @@ class TrainingSet:
 
 
 def sample_below(num: int, size: int, rng: np.random.Generator) -> np.ndarray:
-    """`size` distinct numbers below `num`, ascending, in memory of the order of `size`."""
+    """Draw `size` distinct numbers below `num`, ascending; the memory grows with `size` only."""
     if num <= 4 * size:
         return np.sort(rng.permutation(num)[:size])
-    drawn = np.unique(rng.integers(num, size=2 * size))  # repeats are few: at most one in four is taken
+    drawn = np.unique(rng.integers(num, size=2 * size))  # size < num / 4: enough of them are distinct
     return np.sort(rng.permutation(drawn)[:size])
 
 
 def open_training_set(path: Path) -> TrainingSet:
-    """The set in a build folder."""
+    """Open the training set in a build folder."""
     if not (path / DESCRIPTION).is_file():
         raise PipelineError(
-            f"no training set in {path}: it was never built, or a newer one has replaced it. "
-            f"Make one with: {materialize_command('training_set')}"
+            f"no training set in {path}: it was never built, or a newer one has replaced it",
+            f"build one with: {materialize_command('training_set')}",
         )
     path = fetched(path)
-    manifest = read_json(path / DESCRIPTION)
+    manifest = read_training_set_manifest(path)
     return TrainingSet(
         path=path,
         manifest=manifest,
@@ -106,16 +153,22 @@ def open_training_set(path: Path) -> TrainingSet:
     )
 
 
+def read_training_set_manifest(path: Path) -> TrainingSetManifest:
+    """Read the manifest of the training set in a build folder."""
+    manifest: TrainingSetManifest = read_json(path / DESCRIPTION)
+    return manifest
+
+
 def _open_split(folder: Path) -> Timelines:
     arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
     return Timelines(path=folder, **arrays)
 
 
 def latest_training_set(site: Site) -> Path:
-    """The build folder of the site's published set."""
+    """Return the build folder of the site's published set."""
     folder = _partition_dir(site)
     if not (folder / MANIFEST).exists():
-        raise PipelineError(f"no training set in {folder}; make one with: {materialize_command('training_set')}")
+        raise PipelineError(f"no training set in {folder}", f"build one with: {materialize_command('training_set')}")
     return folder / str(read_json(folder / MANIFEST)["build"])
 
 
@@ -124,15 +177,16 @@ def _partition_dir(site: Site) -> Path:
 
 
 def cut_of(site: Site) -> str:
-    """The last day of training: what follows it, up to the newest timelines, is kept for evaluation."""
+    """Return the last day of training: the days after it, up to the newest timelines, are kept for evaluation."""
     newest_ds, num_days = _newest_timelines(site), site.training.evaluation_days
     cut_ds = shift_ds(newest_ds, -num_days)
     if cut_ds < site.start_ds:
         most = (parse_ds(newest_ds) - parse_ds(site.start_ds)).days
         raise PipelineError(
-            f"the newest timelines are of {newest_ds}, and training ends {num_days} days before, on {cut_ds}, when the "
-            f"site has not started ({site.start_ds}): set training.evaluation_days in the site file to at most {most}, "
-            "or build later days of raw_actions, pin_features and user_timelines"
+            f"the newest timelines are of {newest_ds}, and training ends {num_days} days earlier, on {cut_ds}, before "
+            f"the site's start {site.start_ds}",
+            f"set training.evaluation_days in the site file to at most {most}, or build later days of raw_actions, "
+            "pin_features and user_timelines",
         )
     return cut_ds
 
@@ -141,59 +195,76 @@ def _newest_timelines(site: Site) -> str:
     days = timeline_state(site).days()
     if not days:
         raise PipelineError(
-            "there are no user_timelines yet. Make them, and pin_features, for all days from the site's start: dagster "
-            f"asset materialize --select raw_actions,pin_features,user_timelines --partition-range {site.start_ds}..."
-            f"{site.end_ds or 'LAST_DAY'} -m pf_assets.definitions"
+            "there are no user_timelines yet",
+            "build them, and pin_features, for all days from the site's start with: "
+            + materialize_command(
+                "raw_actions,pin_features,user_timelines", site.start_ds, until=site.end_ds or "LAST_DAY"
+            ),
         )
     return days[-1]
 
 
-def build_training_set(site: Site, *, cut_ds: str | None, engine: Engine, progress: Callable[[str], None]) -> Manifest:
-    """Pack and publish the set that ends with `cut_ds` (None: as `cut_of` says); returns its manifest."""
+def build_training_set(site: Site, *, cut_ds: str | None, engine: Engine, progress: Progress) -> TrainingSetManifest:
+    """Build and publish the set that ends with `cut_ds`, by default with `cut_of`; return its manifest."""
     _newest_timelines(site)
     cut_ds = cut_of(site) if cut_ds is None else cut_ds
     parse_ds(cut_ds)
     if cut_ds < site.start_ds:
-        raise PipelineError(f"the cut {cut_ds} is before the site's start {site.start_ds}: choose a later cut_ds")
+        raise PipelineError(f"the cut {cut_ds} is before the site's start {site.start_ds}", "choose a later cut_ds")
     folder = _partition_dir(site)
     with exclusive(folder, "training_set"):
         with building(folder) as build:
-            manifest = _fill(build, site, cut_ds, engine, progress) | {"build": build.name}
+            manifest = _fill(build, site, cut_ds, engine, progress)
             write_json(build / DESCRIPTION, manifest)
-        publish_build(build, manifest)
+            publish_build(build, manifest)
     train, held_out = manifest["counts"]["train"], manifest["counts"]["held_out"]
     progress(
-        f"training_set {manifest['fingerprint']}, cut {cut_ds}: {train['users']:,} users to train on with "
+        f"training_set {manifest['fingerprint']}, cut {cut_ds}: {train['users']:,} training users with "
         f"{train['actions']:,} actions, {train['positives']:,} of them positive; {held_out['users']:,} users held out"
     )
     return manifest
 
 
-def _fill(build: Path, site: Site, cut_ds: str, engine: Engine, progress: Callable[[str], None]) -> Manifest:
-    """Write the files of a build; returns what is to be said of them. What is appended to is on this machine."""
+def _fill(build: Path, site: Site, cut_ds: str, engine: Engine, progress: Progress) -> TrainingSetManifest:
+    """Write the files of a build; return its manifest.
+
+    Files that grow by appending are written on this machine, and uploaded if the build is in an object store.
+    """
     timelines, pins = timeline_state(site).require(cut_ds), pin_state(site).require(cut_ds)
     target = site.workspace / "training_set" / build.name
     num_pins = write_pins(site, pins, target / "pins")
     if is_remote(build):
-        upload(target / "pins" / "pin_id.arrow", build / "pins" / "pin_id.arrow")  # for all who pack
+        upload(target / "pins" / "pin_id.arrow", build / "pins" / "pin_id.arrow")  # for the workers
     if num_pins["candidates"] == 0:
         raise PipelineError(
-            f"none of the {num_pins['pins']:,} pins of pin_features {cut_ds} is a candidate. Mend "
-            f"source.pins.is_candidate in the site file, then: {materialize_command('pin_features', cut_ds)}"
+            f"none of the {num_pins['pins']:,} pins of pin_features {cut_ds} is a candidate",
+            f"fix source.pins.is_candidate in the site file, then: {materialize_command('pin_features', cut_ds)}",
         )
     progress(f"training_set: {num_pins['pins']:,} pins, {num_pins['candidates']:,} of them candidates")
-    packed, vocabularies = pack_buckets(build, site, cut_ds, engine=engine, progress=progress)
+    packed = pack_buckets(build, site, cut_ds, engine=engine, progress=progress)
+    vocabularies = packed["vocabularies"]
     if timeline_state(site).require(cut_ds) != timelines:
         raise PipelineError(
-            f"user_timelines {cut_ds} was built anew meanwhile; re-run: {materialize_command('training_set')}"
+            f"user_timelines {cut_ds} was rebuilt while it was read",
+            f"run again: {materialize_command('training_set')}",
         )
-    joined, time_origin_us = join_buckets(build, target, site, num_pins=num_pins["pins"], vocabularies=vocabularies)
+    joined = join_buckets(build, target, site, num_pins=num_pins["pins"], vocabularies=vocabularies)
     remove_tree(build / "parts")
-    counts: dict[str, Any] = joined | num_pins
-    counts["dropped"]["no_feature"] = packed["no_feature"]
-    counts["users_left_out"] = packed["users"] - counts["train"]["users"] - counts["held_out"]["users"]
-    counts["users_forgotten"] = packed["users_forgotten"]
+    counts: TrainingSetCounts = {
+        "train": joined["train"],
+        "held_out": joined["held_out"],
+        "dropped": {
+            "no_feature": packed["no_feature"],
+            "unknown_action_type": joined["unknown_action_type"],
+            "unknown_surface": joined["unknown_surface"],
+        },
+        "users_left_out": packed["users"] - joined["train"]["users"] - joined["held_out"]["users"],
+        "users_forgotten": packed["users_forgotten"],
+        "pins": num_pins["pins"],
+        "candidates": num_pins["candidates"],
+    }
     _refuse_if_useless(site, cut_ds, counts, vocabularies)
+    assert joined["first_us"] is not None, "there are users to train on, and each has an action"
     cut_us, files = ds_start_us(shift_ds(cut_ds, 1)), _digests(target)
     if is_remote(build):
         upload(target, build)
@@ -202,7 +273,7 @@ def _fill(build: Path, site: Site, cut_ds: str, engine: Engine, progress: Callab
     return {
         "cut_ds": cut_ds,
         "cut_us": cut_us,
-        "time_origin_us": time_origin_us,
+        "time_origin_us": joined["first_us"],
         "counts": counts,
         "feature_dim": pins["dim"],
         "vocabularies": vocabularies,
@@ -210,32 +281,40 @@ def _fill(build: Path, site: Site, cut_ds: str, engine: Engine, progress: Callab
         "inputs": {
             "site": site.fingerprint(),
             "positive": site.source.positive.model_dump(mode="json"),
-            "user_timelines": {name: timelines[name] for name in ("versions", "raw_digests", "settings")},
+            "user_timelines": {
+                "versions": timelines["versions"],
+                "raw_digests": timelines["raw_digests"],
+                "settings": timelines["settings"],
+            },
             "pin_features": {"version": pins["versions"][0]},
         },
         "files": files,
         "fingerprint": hashlib.sha256(content.encode()).hexdigest()[:16],
+        "build": build.name,
     }
 
 
-def _refuse_if_useless(site: Site, cut_ds: str, counts: dict[str, Any], vocabularies: dict[str, list[str]]) -> None:
+def _refuse_if_useless(site: Site, cut_ds: str, counts: TrainingSetCounts, vocabularies: Vocabularies) -> None:
+    """Refuse a set that has no user or no positive action to train on."""
     train = counts["train"]
     if train["users"] == 0:
         raise PipelineError(
             f"no user is left to train on as of {cut_ds}: {counts['held_out']['users']:,} are held out, and "
             f"{counts['users_left_out']:,} have no usable action ({counts['dropped']['no_feature']:,} actions are on "
-            "pins without a feature). Lower training.held_out_share in the site file, or mend source.pins in it and "
-            f"then: {materialize_command('pin_features', cut_ds)}"
+            "pins without a feature)",
+            "lower training.held_out_share in the site file, or fix source.pins in it and then: "
+            + materialize_command("pin_features", cut_ds),
         )
     if train["positives"] == 0:
         raise PipelineError(
-            f"none of the {train['actions']:,} actions to train on is positive: source.positive in the site file asks "
-            f"for {site.source.positive.model_dump(mode='json')}, the actions have {vocabularies}. Mend it, then: "
-            f"{materialize_command('training_set')}"
+            f"none of the {train['actions']:,} actions to train on is positive: source.positive in the site file is "
+            f"{site.source.positive.model_dump(mode='json')}, the actions have {vocabularies}",
+            f"fix source.positive, then: {materialize_command('training_set')}",
         )
 
 
 def _digests(build: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file below a folder, by its relative path."""
     digests = {}
     for path in sorted(path for path in build.rglob("*") if path.is_file()):
         with path.open("rb") as file:

@@ -1,7 +1,8 @@
-"""Recall on held-out users while training runs: a sign of progress, made of nothing after the cut.
+"""Recall on held-out users during training: a sign of progress that uses nothing after the cut.
 
-The held-out users are embedded as of VALIDATION_DAYS before the cut, and their positives until the cut are looked for
-in an index of random candidates. The judgement that counts comes after training, on the days after the cut.
+The held-out users are embedded as of VALIDATION_DAYS before the cut, and their positives from then to the cut are
+retrieved from an index of random candidates (paper, section 4.1, on a smaller scale). Whether a model is promoted is
+decided after training, on the days after the cut (pf_core/evaluation).
 """
 
 from dataclasses import dataclass
@@ -21,22 +22,25 @@ from pf_core.training.training_set import TrainingSet, sample_below
 VALIDATION_DAYS = 14
 
 CHUNK_USERS = 128
+"""Users embedded at a time."""
 
 MAX_LOOKED_AT = 20
-"""Times the users wanted: so many are looked at for some who have positives."""
+"""At most this many times `evaluate_users` timelines are read to find users with positives."""
 
 
 class Embedder(Protocol):
-    """Anything that places users and pins in one space, on the CPU: a model, or a baseline to compare it with."""
+    """Embeds users and pins in one space and returns CPU tensors: a model, or a baseline to compare it with."""
 
     def users(self, sequences: Sequences) -> Tensor: ...
     def pins(self, pin: np.ndarray) -> Tensor:
-        """By pin row."""
+        """Embed the pins of these rows."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelEmbedder:
+    """Embeds with both towers of a model on its device."""
+
     model: PinnerFormer
     data: TrainingSet
     device: torch.device
@@ -50,21 +54,26 @@ class ModelEmbedder:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """This rank's share of the users, what they saw, and what they went on to like."""
+    """This rank's share of the validation users: their sequences, their later positives, and the index."""
 
     data: TrainingSet
     device: torch.device
     num_users: int
-    """Of all ranks."""
+    """Number of users over all ranks."""
     starts: np.ndarray
+    """Row of each user's first action in the held-out timelines."""
     ends: np.ndarray
-    """Each user's sequence: its first and last action among the held-out timelines' rows."""
+    """Row of each user's last action."""
     positive_user: np.ndarray
+    """User of each positive, as a position in `starts`."""
     positive_pin: np.ndarray
+    """Pin row of each positive."""
     index_pin: np.ndarray
+    """Pin rows of the index."""
 
     @classmethod
     def choose(cls, data: TrainingSet, config: TrainConfig, rank: Rank) -> "HeldOut":
+        """Draw up to `evaluate_users` users with positives in the validation period; the same on every rank."""
         timelines, rng = data.held_out, np.random.default_rng([config.seed, 0xE7A1])
         split_us = data.cut_us - VALIDATION_DAYS * 86_400_000_000
         starts: list[int] = []
@@ -97,14 +106,14 @@ class HeldOut:
         )
 
     def recall(self, embedder: Embedder, *, k: int) -> float:
-        """The mean over all ranks' users; NaN if there are none."""
+        """Return the mean recall@k over the users of all ranks; NaN if there are none."""
         total = self.recall_by_user(embedder, k=k).sum()
         everyone = sum_over_ranks(total.to(self.device))
         return float(everyone) / self.num_users if self.num_users else float("nan")
 
     @torch.no_grad()
     def recall_by_user(self, embedder: Embedder, *, k: int) -> Tensor:
-        """Of this rank's users, each of whom has positives."""
+        """Return recall@k of each of this rank's users."""
         if not len(self.starts):
             return torch.zeros(0, dtype=torch.float64)
         return recall_at_k(

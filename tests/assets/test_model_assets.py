@@ -31,7 +31,7 @@ from pf_core.config.site import Site
 from pf_core.config.training import LaunchConfig, Preset, TrainingConfig, tiny
 from pf_core.days import ds_range, shift_ds
 from pf_core.pins.features import build_pin_features
-from pf_core.training.plan import current_model, find_fault, models_dir, plan_model, read_history
+from pf_core.training.plan import current_model, models_dir, plan_model, read_history, training_fault
 from pf_core.training.training_set import latest_training_set
 from tests.support.sites import START, SmallSite
 
@@ -351,9 +351,10 @@ def test_a_run_can_choose_every_preset() -> None:
 
 
 def test_faults_of_a_training() -> None:
-    assert find_fault([{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 2, "recall_at_10": 0.1}]) is None
-    assert find_fault([{"step": 1, "loss": 3.0}, {"step": 2, "loss": 3.5}]) is not None
-    assert find_fault([{"step": 1, "loss": 3.0}, {"step": 2, "loss": float("nan")}]) == "its loss is not finite"
+    fell = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 2, "recall_at_10": 0.1}]
+    assert training_fault(fell) is None
+    assert training_fault([{"step": 1, "loss": 3.0}, {"step": 2, "loss": 3.5}]) is not None
+    assert training_fault([{"step": 1, "loss": 3.0}, {"step": 2, "loss": float("nan")}]) == "its loss is not finite"
 
 
 def test_a_model_is_named_by_what_decides_it(

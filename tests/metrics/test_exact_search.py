@@ -93,7 +93,7 @@ def test_all_of_an_index_that_is_smaller_than_k() -> None:
     assert find(torch.tensor([[1.0]]), index_ND[:0], k=50) == [[]]
 
 
-def test_nobody_asks() -> None:
+def test_no_queries() -> None:
     assert find(torch.zeros(0, 4), torch.ones(3, 4), k=2) == []
     assert find(torch.zeros(0, 4), torch.ones(0, 4), k=2) == []
 
@@ -131,7 +131,7 @@ def test_the_nearest_may_all_be_at_the_end(monkeypatch: pytest.MonkeyPatch) -> N
     assert find(-torch.ones(1, 1), torch.arange(num).float()[:, None], k=3) == [[0, 1, 2]]
 
 
-def test_vectors_with_a_gradient_may_ask() -> None:
+def test_vectors_may_require_a_gradient() -> None:
     assert find(torch.ones(1, 1, requires_grad=True), torch.tensor([[1.0], [2.0]], requires_grad=True), k=1) == [[1]]
 
 

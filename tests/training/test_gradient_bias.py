@@ -1,4 +1,4 @@
-"""How far the sampled softmax's gradient is from the full one's, on average: that is what log Q is for (section 3.3).
+"""Bias of the sampled softmax's gradient against that of the full softmax, which log Q reduces (section 3.3.2).
 
 A corpus of 50 pins whose popularity falls as 1/rank. Over many batches, each with its own positives and random draw,
 the average gradient of the sampled loss is compared with that of the softmax over the whole corpus for the same
@@ -7,6 +7,7 @@ halves' mean differences, so that the batches' noise cancels instead of adding u
 """
 
 import math
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -19,6 +20,15 @@ from pf_core.training.loss import Pairs, RetrievalLoss
 
 NUM_PINS, NUM_USERS, DIM, BATCH, NUM_RANDOM = 50, 20, 8, 64, 64
 BATCHES_OF_A_HALF = 100
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """The matrices are so small that a second thread only costs time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @cache

@@ -285,7 +285,7 @@ def test_an_order_has_everyone_once(size: int, seed: int) -> None:
     assert sorted(permuted(np.arange(size), size, seed).tolist()) == list(range(size))
 
 
-def test_an_order_needs_no_memory_for_those_who_are_not_asked_for() -> None:
+def test_an_order_needs_memory_for_the_requested_places_only() -> None:
     size = 500_000_000
     order = permuted(np.arange(400_000_000, 400_020_000), size, 1)
     assert len(set(order.tolist())) == 20_000
@@ -323,6 +323,6 @@ def test_positive_types_choose_among_the_vocabulary() -> None:
     assert allowed.tolist() == [True, False, True]
 
 
-def test_an_unknown_positive_type_is_told_with_the_known_ones() -> None:
-    with pytest.raises(PipelineError, match=r"positive_types: 'save' does not occur .* 'click', 'repin'"):
+def test_an_unknown_positive_type_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(PipelineError, match=r"positive_types: 'save' does not occur .*; choose from 'click', 'repin'"):
         is_allowed("positive_types", ["repin", "save"], ["click", "repin"])

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pf_core.config.training import LossConfig, tiny
+from pf_core.errors import PipelineError
 from pf_core.model.sequences import Sequences
 from pf_core.model.towers import PinnerFormer
 from pf_core.training.loss import Pairs, RetrievalLoss
@@ -35,10 +36,10 @@ SCENARIOS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "in_batch_corrected": (UNEVEN, {"negatives": "in_batch", "log_q": "corrected"}),
     "random": (UNEVEN, {"negatives": "random", "log_q": "negatives"}),
     "no_correction": (UNEVEN, {"negatives": "mixed", "log_q": "none"}),
-    # Defect: the cap keeps rows by their place in the gathered order, which depends on the number of ranks.
+    # The cap must not keep rows by their place in the gathered order, which depends on the number of ranks.
     "capped": (UNEVEN, {"negatives": "mixed", "log_q": "all", "max_in_batch": 6}),
     "capped_in_batch": (UNEVEN, {"negatives": "in_batch", "log_q": "none", "max_in_batch": 9}),
-    # Defect: a row's negative is chosen by its number on its own rank; on the second rank that can be its own positive.
+    # A row's negative must not depend on the row's number within its rank: that can be its own positive.
     "bce_in_batch": (UNEVEN, {"kind": "bce", "negatives": "in_batch", "log_q": "none"}),
     "bce_mixed": (UNEVEN, {"kind": "bce", "negatives": "mixed", "log_q": "none"}),
     "lonely": (LONELY, {"negatives": "mixed", "log_q": "all"}),
@@ -180,6 +181,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    meeting |= {"LOCAL_WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": ""}  # gloo, whatever the machine has
     processes = [
         subprocess.Popen(
             [sys.executable, __file__, str(folder)],
@@ -248,3 +250,15 @@ def test_one_process_gathers_nothing() -> None:
     assert sum_over_ranks(rows) is rows
     with join_ranks() as rank:
         assert (rank.number, rank.world_size, rank.is_first) == (0, 1, True)
+
+
+@pytest.mark.parametrize("num_gpus", [1, 3])
+def test_fewer_gpus_than_processes_are_refused(monkeypatch: pytest.MonkeyPatch, num_gpus: int) -> None:
+    """Otherwise every rank would train on the CPU, and nobody would notice."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    for name, value in (("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "4"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)
+    expected = rf"4 training processes .* with {num_gpus} GPU.*processes_per_node .* to at most {num_gpus},"
+    with pytest.raises(PipelineError, match=expected), join_ranks():
+        pass

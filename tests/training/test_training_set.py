@@ -1,11 +1,11 @@
-"""The cut: what training may see is what the timelines and pins of that day say, and nothing else."""
+"""The cut: training sees the timelines and pins of the cut's day, and nothing else."""
 
 import hashlib
 import pickle
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pf_core.config.serving import StoreConfig
 from pf_core.config.source import Positive
 from pf_core.config.training import TrainingConfig
 from pf_core.days import ds_range, ds_start_us, shift_ds
@@ -32,6 +33,7 @@ from pf_core.training.training_set import (
     latest_training_set,
     open_training_set,
 )
+from tests.support.scattered import ScatteredEngine
 from tests.support.sites import START, SmallSite
 
 MakeSite = Callable[..., SmallSite]
@@ -79,7 +81,7 @@ def write_day(site: SmallSite, ds: str, actions: Sequence[Action], pins: Sequenc
 
 
 def configure(site: SmallSite, **training: Any) -> SmallSite:
-    """The catalogue says which pins are candidates; `training` as in the site file."""
+    """Let the catalogue's column `shown` mark the candidates; `training` is the section of the site file."""
     source = site.site.source
     pins = source.pins.model_copy(update={"is_candidate": "shown"})
     changes = {"source": source.model_copy(update={"pins": pins}), "training": TrainingConfig(**training)}
@@ -273,7 +275,7 @@ def test_nobody_need_be_held_out(small_site: MakeSite) -> None:
 
 
 def test_forgotten_users_are_left_out(small_site: MakeSite) -> None:
-    """Also of a day that was built before they asked."""
+    """Also from a day that was built before they were on the deletion list."""
     site = configure(small_site(), held_out_share=0)
     write_day(site, START, [Action(user, "a", user) for user in range(20)], [Pin("a", (1.0, 0.0))])
     materialize(site, [START])
@@ -380,8 +382,31 @@ def test_the_number_of_buckets_and_workers_does_not_matter(small_site: MakeSite)
     with LocalEngine(num_workers=2, memory_mb=256, temp_dir=site.root / "tmp") as engine:
         manifest = build_training_set(site.site, cut_ds=DAYS[-1], engine=engine, progress=messages.append)
     assert manifest["fingerprint"] == data.fingerprint
-    assert "training_set: 5 of 5 buckets packed" in messages
+    assert "training_set: all 5 buckets packed" in messages
     assert manifest["fingerprint"] in messages[-1]
+
+
+def test_tasks_do_not_carry_the_secrets_of_the_site(small_site: MakeSite) -> None:
+    """Tasks are pickled and travel to other machines; the password of the store is no business of theirs."""
+    site = configure(small_site(), held_out_share=0.3)
+    random_world(site)
+    store = StoreConfig(kind="redis", url="redis://:a-secret@localhost:6379/0")
+    serving = site.site.serving.model_copy(update={"store": store})
+    site.site = site.site.model_copy(update={"serving": serving})
+    assert b"a-secret" in pickle.dumps(site.site)
+
+    class Recording(ScatteredEngine):
+        packed: ClassVar[list[bytes]] = []
+
+        def _attempt(self, packed: bytes) -> bytes:
+            self.packed.append(packed)
+            return super()._attempt(packed)
+
+    here = build(site, DAYS[-1])[0]["fingerprint"]
+    elsewhere = build_training_set(site.site, cut_ds=DAYS[-1], engine=Recording(), progress=lambda _: None)
+    assert elsewhere["fingerprint"] == here
+    assert len(Recording.packed) == 2 + 1  # two buckets, of which the second runs twice
+    assert not any(b"a-secret" in packed for packed in Recording.packed)
 
 
 # What is refused
@@ -435,7 +460,7 @@ def test_without_a_positive_action(small_site: MakeSite) -> None:
     site = simple(small_site)
     source = site.site.source.model_copy(update={"positive": Positive(action_types=("buy",))})
     site.site = site.site.model_copy(update={"source": source})
-    refused(site, r"none of the \d+ actions .* is positive.*'buy'.*'closeup'.*Mend it, then: dagster")
+    refused(site, r"none of the \d+ actions .* is positive.*'buy'.*'closeup'.*fix source.positive, then: dagster")
 
 
 def test_without_a_candidate(small_site: MakeSite) -> None:
@@ -476,7 +501,7 @@ def test_timelines_that_change_meanwhile(small_site: MakeSite) -> None:
         if "candidates" in message:
             site.build([START])
 
-    with pytest.raises(PipelineError, match="user_timelines 2026-01-01 was built anew meanwhile"):
+    with pytest.raises(PipelineError, match="user_timelines 2026-01-01 was rebuilt while it was read"):
         build_training_set(site.site, cut_ds=START, engine=site.engine, progress=rebuild_timelines)
 
 

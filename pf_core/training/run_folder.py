@@ -1,0 +1,25 @@
+"""Files of a training run's folder that others read: the history and the result. Readers do not need torch.
+
+history.jsonl   a line for each measurement, while training runs
+checkpoints/    the newest checkpoints (model/checkpoint.py)
+model/          the trained model (model/checkpoint.py)
+result.json     written last: the run is finished
+"""
+
+from typing import TypedDict
+
+HISTORY = "history.jsonl"
+
+RESULT = "result.json"
+
+
+class TrainingResult(TypedDict):
+    """result.json."""
+
+    num_steps: int
+    num_processes: int
+    num_parameters: int
+    seconds: float
+    """Duration of the training over all its attempts, with evaluation."""
+    metrics: dict[str, float]
+    """Last value of every measured quantity."""
