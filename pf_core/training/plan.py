@@ -5,6 +5,7 @@ what is there already reuses it, and materializing what was interrupted continue
 """
 
 import ast
+import functools
 import hashlib
 import json
 import math
@@ -97,9 +98,15 @@ def code_fingerprint(paths: Sequence[str] = MODEL_CODE, *, package: Path | None 
     for name in paths:
         path = package / name
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            tree = _WithoutRemarks().visit(ast.parse(file.read_text()))
-            statements += [ast.dump(statement) for statement in tree.body]
+            statements += _statements_of(file.read_text())
     return hashlib.sha256("\n".join(sorted(statements)).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _statements_of(source: str) -> tuple[str, ...]:
+    """Cached: two assets of every graph have this fingerprint as their code version."""
+    tree = _WithoutRemarks().visit(ast.parse(source))
+    return tuple(ast.dump(statement) for statement in tree.body)
 
 
 class _WithoutRemarks(ast.NodeTransformer):

@@ -11,12 +11,13 @@ from pf_core.evaluation.question import open_question
 from pf_core.experiments.content_noise import FEATURE, make_noisy_set, noisy_manifest
 from pf_core.storage.files import read_json, write_json
 from pf_core.training.training_set import DESCRIPTION, latest_training_set, open_training_set
+from tests.support.shared import SharedSites
 from tests.support.tiny_world import make_tiny_site
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    return make_tiny_site(tmp_path_factory.mktemp("tiny"))
+def site(shared_sites: SharedSites, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return shared_sites.copy("tiny-world", make_tiny_site, tmp_path_factory.mktemp("tiny"))
 
 
 def make(site: Site, noise: float, folder: Path) -> Path:
