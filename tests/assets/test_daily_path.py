@@ -275,7 +275,7 @@ def pf(*arguments: str) -> str:
 def test_a_repaired_world_equals_one_that_was_never_bad(
     site: Site, instance: dg.DagsterInstance, daily_sites: DailySites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wrong surfaces, through Dagster and `pf`; tests/operations/test_repair.py has other kinds of bad logs."""
+    """Wrong surfaces, through Dagster and `pf`; tests/operations/test_repaired_world.py has other kinds of bad logs."""
     good = daily_sites.released(6)
     bad_ds, logs = day(3), Path(site.source.root)
     write_logs(logs, ds_range(START, day(7)), poison=(bad_ds, wrong_surface))

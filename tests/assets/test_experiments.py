@@ -294,7 +294,12 @@ def test_noisy_vectors_make_another_question(
     assert judged.keys() == {"all positives", "positives on pins new to the user"}
     for contenders in judged.values():
         assert contenders.keys() == {"pinnerformer", "pinnersage_20", "pinnersage_5", "mean_of_100"}
-        assert all(0 <= found["recall_at_10"] <= 1 for by_size in contenders.values() for found in by_size.values())
+        recall = {
+            name: [by_size[size]["recall_at_10"] for size in sorted(by_size, key=int)]
+            for name, by_size in contenders.items()
+        }
+        assert all(values == sorted(values, reverse=True) for values in recall.values())  # more pins, more to confuse
+        assert all(more >= less for more, less in zip(recall["pinnersage_20"], recall["pinnersage_5"], strict=True))
     assert judged["all positives"] != judged["positives on pins new to the user"]
 
 

@@ -451,6 +451,7 @@ def kill_half_way(site: SmallSite, ds: str, num_buckets: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["active", "everyone"])
 def test_killed_while_merging(small_site: MakeSite, mode: str) -> None:
     """The day is there already, and stays as it is until the new one is whole."""
@@ -481,6 +482,7 @@ def test_killed_while_merging(small_site: MakeSite, mode: str) -> None:
     assert everything()[:2] == old[:2]
 
 
+@pytest.mark.slow
 def test_killed_in_the_very_first_build(small_site: MakeSite) -> None:
     site = small_site(**CRASH_OPTIONS)
     write_days(site, {DAYS[0]: dict.fromkeys(range(2000), 0.1)})

@@ -508,6 +508,7 @@ site.embed([sys.argv[2]], model=site_model(site, sys.argv[3]))
 """
 
 
+@pytest.mark.slow
 def test_killed_while_embedding(daily_site: Callable[..., DailySite]) -> None:
     site = daily_site(**CRASH_OPTIONS)
     for day, ds in enumerate(DAYS[:2]):

@@ -425,6 +425,7 @@ build(make_site(root, links=8, num_shards=2), DAYS[:1])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["sample_users", "publish_build"])
 def test_killed_while_building(tmp_path: Path, where: str) -> None:
     site, new_site = make_site(tmp_path), make_site(tmp_path, links=8, num_shards=2)

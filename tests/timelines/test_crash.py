@@ -16,6 +16,8 @@ from pf_core.timelines.build import timeline_state
 from tests.support.scattered import ScatteredEngine
 from tests.support.sites import START, SmallSite
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).parents[2]
 DAYS = ds_range(START, shift_ds(START, 2))
 OPTIONS: dict[str, Any] = {"timelines": {"num_buckets": 16}}

@@ -166,6 +166,7 @@ def test_a_finished_run_is_not_repeated(planted: Path, tmp_path: Path) -> None:
     assert notes.measured == []
 
 
+@pytest.mark.slow
 def test_two_ranks_and_a_worker_give_what_one_process_gives(planted: Path, tmp_path: Path) -> None:
     config = choose("tiny", {"checkpoint_every": 20})
     finish(run_ranks(planted, tmp_path / "two", config, num_ranks=2, num_workers=1))
@@ -178,6 +179,7 @@ def test_two_ranks_and_a_worker_give_what_one_process_gives(planted: Path, tmp_p
     )
 
 
+@pytest.mark.slow
 def test_a_killed_rank_costs_only_the_steps_since_the_checkpoint(planted: Path, tmp_path: Path) -> None:
     config = choose("tiny", {"optimizer": {"num_steps": 200}, "checkpoint_every": 10, "evaluate_every": 200})
     process = run_ranks(planted, tmp_path / "killed", config, num_ranks=2, max_restarts=1)
