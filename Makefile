@@ -3,6 +3,8 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 READY := .venv/.ready
 JOBS ?= $(shell nproc)
+# One thread in each worker: with more, they wait for each other in loops that take the cores from other workers.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 .PHONY: setup demo ablations report test test-slow test-service test-scale coverage dev lint format bench bench-scale clean
 
@@ -23,16 +25,16 @@ report: setup  ## The page of all tables, figures and verdicts, from the runs th
 	$(BIN)/pf report
 
 test: setup lint  ## Lint, types, tests
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(PYTEST)
 
 test-slow: setup  ## Tests that kill processes at many places, train with several ranks, or compile
-	$(BIN)/python -m pytest -n auto --dist worksteal -m slow
+	$(PYTEST) -m slow
 
 test-service: setup  ## Tests that start a server: Redis, MLflow
-	$(BIN)/python -m pytest -n auto --dist worksteal -m service
+	$(PYTEST) -m service
 
 coverage: setup  ## Branch coverage of pf_core by `make test` and `make test-service`, file by file
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow and not scale" --cov --cov-report=term:skip-covered
+	$(PYTEST) -q -m "not slow and not scale" --cov --cov-report=term:skip-covered
 
 test-scale: setup  ## What is past one machine, against real servers on loopback, which it installs
 	ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || apt-get install -y postgresql

@@ -30,7 +30,7 @@ from tests.support.daily import (
     DailySites,
     check_results,
     day,
-    make_site,
+    make_daily_site,
     register_model,
     release_content,
     run,
@@ -232,7 +232,7 @@ def test_without_a_champion_nothing_is_embedded(
 ) -> None:
     root = tmp_path / "untrained"
     root.mkdir()
-    site = shared_sites.add_mlflow(make_site(root, last=day(1)))
+    site = shared_sites.add_mlflow(make_daily_site(root, last=day(1)))
     result = run(site, instance, START)
     assert not result.success
     failure = result.failure_data_for_node("user_embeddings")

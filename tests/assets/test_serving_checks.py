@@ -17,7 +17,7 @@ from pf_core.embeddings.tables import embedding_state, pin_embedding_state, snap
 from pf_core.embeddings.vectors import column_of
 from pf_core.serving.index import index_dir
 from pf_core.serving.releases import opened_store, read_pointer, release_root
-from tests.support.daily import check_results, day, make_site, register_model, run
+from tests.support.daily import check_results, day, make_daily_site, register_model, run
 from tests.support.shared import SharedSites
 from tests.support.sites import START
 
@@ -33,7 +33,7 @@ CHECKS = {
 
 def make_good_site(root: Path, shared: SharedSites) -> Site:
     quality = {"max_mean_drift": 2.0, "max_change_ratio": 100.0}  # a few random users: any day drifts
-    site = shared.add_mlflow(make_site(root, last=day(7), serving={"quality": quality}))
+    site = shared.add_mlflow(make_daily_site(root, last=day(7), serving={"quality": quality}))
     register_model(site)
     with dg.DagsterInstance.ephemeral() as instance:
         result = run(site, instance, START, LAST)

@@ -8,6 +8,7 @@ from pf_core.config.training import (
     LaunchConfig,
     LossConfig,
     ModelConfig,
+    Preset,
     TrainConfig,
     TrainingConfig,
     choose,
@@ -58,7 +59,7 @@ def different(path: tuple[str, ...], value: Any) -> Any:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_are_valid_and_survive_json(preset: str) -> None:
+def test_presets_are_valid_and_survive_json(preset: Preset) -> None:
     config = PRESETS[preset]()
     again = TrainConfig.model_validate_json(config.model_dump_json())
     assert again == config

@@ -1,6 +1,7 @@
 import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ from pf_core.schemas import ACTION_COLUMNS, CATEGORY, TIMESTAMP
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def actions_table(rows: list[tuple]) -> pa.Table:
+def actions_table(rows: list[tuple[Any, ...]]) -> pa.Table:
     columns = list(zip(*rows, strict=True)) if rows else [()] * 6
     users = pa.array(columns[0], pa.string() if columns[0] and isinstance(columns[0][0], str) else pa.int64())
     return pa.table(
@@ -62,9 +63,9 @@ def test_rank_of_strings(ids: list[str]) -> None:
 
 
 @st.composite
-def action_rows(draw: st.DrawFn) -> list[tuple]:
+def action_rows(draw: st.DrawFn) -> list[tuple[Any, ...]]:
     """Few values, so that ties and exact duplicates are frequent."""
-    users = draw(st.sampled_from([[1, 2, 10**15], ["a", "ab", "ä"]]))
+    users: list[Any] = draw(st.sampled_from([[1, 2, 10**15], ["a", "ab", "ä"]]))
     row = st.tuples(
         st.sampled_from(users),
         st.integers(0, 3).map(lambda s: T0 + timedelta(seconds=s)),
@@ -78,7 +79,7 @@ def action_rows(draw: st.DrawFn) -> list[tuple]:
 
 @settings(max_examples=200)
 @given(action_rows())
-def test_sorting_is_pythons_sorting_of_distinct_rows(rows: list[tuple]) -> None:
+def test_sorting_is_pythons_sorting_of_distinct_rows(rows: list[tuple[Any, ...]]) -> None:
     expected = sorted(
         set(rows), key=lambda row: (str(row[0]).encode() if isinstance(row[0], str) else row[0], *row[1:])
     )
@@ -88,7 +89,7 @@ def test_sorting_is_pythons_sorting_of_distinct_rows(rows: list[tuple]) -> None:
     assert num_duplicates == len(rows) - len(expected)
 
 
-def shuffled(engine: LocalEngine, batches: list[tuple[pa.Table, np.ndarray]]) -> dict[int, tuple[list, int]]:
+def shuffled(engine: LocalEngine, batches: list[tuple[pa.Table, np.ndarray]]) -> dict[int, tuple[list[Any], int]]:
     with engine.shuffle() as shuffle:
         for rows, group in batches:
             shuffle.add(rows, group)
@@ -141,7 +142,7 @@ def test_groups_can_be_finished_as_they_become_complete(memory_bytes: int, tmp_p
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=action_rows(), num_tasks=st.integers(1, 4), memory_bytes=st.sampled_from([1, 10**9]))
 def test_parts_of_many_are_what_one_would_have_shuffled(
-    rows: list[tuple], num_tasks: int, memory_bytes: int, tmp_path: Path
+    rows: list[tuple[Any, ...]], num_tasks: int, memory_bytes: int, tmp_path: Path
 ) -> None:
     table = actions_table(rows)
     group = bucket_of(table["user_id"], 4)
@@ -166,7 +167,7 @@ def test_map_buckets(num_workers: int, tmp_path: Path) -> None:
     with LocalEngine(num_workers=num_workers, memory_mb=64, temp_dir=tmp_path) as engine:
         assert sorted(engine.map_buckets(abs, [-3, 1, 2])) == [1, 2, 3]
         with pytest.raises(TypeError):
-            list(engine.map_buckets(abs, [1, "not a number", 2]))
+            list(engine.map_buckets(abs, [1, cast(int, "not a number"), 2]))
 
 
 def announce(number: int) -> int:

@@ -24,7 +24,7 @@ from tests.support.daily import (
     Rows,
     day,
     duplicated,
-    make_site,
+    make_daily_site,
     release_content,
     shifted_clock,
     snapshot,
@@ -85,7 +85,7 @@ def build(site: Site, plan: RepairPlan) -> None:
 
 
 def make_good(root: Path) -> Site:
-    site = make_site(root, last=day(7))
+    site = make_daily_site(root, last=day(7))
     build(site, EVERYTHING)
     return site
 
@@ -95,7 +95,7 @@ def test_a_repaired_world_equals_one_that_was_never_bad(
     poison: Callable[[Rows], Rows], shared_sites: SharedSites, tmp_path: Path
 ) -> None:
     good = shared_sites.get("repair-good", make_good)
-    site, bad_ds = make_site(tmp_path, last=day(7)), day(3)
+    site, bad_ds = make_daily_site(tmp_path, last=day(7)), day(3)
     write_logs(tmp_path, ds_range(START, day(7)), poison=(bad_ds, poison))
     build(site, EVERYTHING)  # three days on after the bad one
     assert snapshot(site, day(6)) != snapshot(good, day(6))

@@ -26,8 +26,9 @@ from pf_core.model.towers import PinnerFormer
 from pf_core.serving.client import Serving
 from pf_core.serving.index import PinIndex
 from pf_core.training.plan import models_dir
+from tests.support import sites
 from tests.support.shared import SharedSites
-from tests.support.sites import START, SmallSite
+from tests.support.sites import START
 
 NUM_USERS, NUM_PINS, NUM_INTERESTS, FEATURE_DIM = 60, 80, 4, 8
 Rows = dict[str, list[Any]]
@@ -67,11 +68,11 @@ def _where(values: list[Any], flags: list[bool], wanted: bool) -> list[Any]:
     return [value for value, flag in zip(values, flags, strict=True) if flag == wanted]
 
 
-def make_site(root: Path, *, last: str, serving: dict[str, Any] | None = None, **options: Any) -> Site:
+def make_daily_site(root: Path, *, last: str, serving: dict[str, Any] | None = None, **options: Any) -> Site:
     """Logs and catalogue from START to `last`; nothing is materialized."""
     quality = {"min_volume_ratio": 0.0, "max_volume_ratio": 100.0}
-    small = SmallSite(root, {"end_ds": last, "quality": quality, "late_days": 1} | options)
-    small.engine.__exit__(None, None, None)
+    chosen = {"index": {"sample_users": 20}, "keep_releases": 3} | (serving or {})
+    site = sites.make_site(root, **{"end_ds": last, "quality": quality, "late_days": 1, "serving": chosen} | options)
     write_logs(root, ds_range(START, last))
     rng = np.random.default_rng(7)
     vectors = np.repeat(np.eye(NUM_INTERESTS), 2, axis=1)[np.arange(NUM_PINS) % NUM_INTERESTS]
@@ -84,9 +85,7 @@ def make_site(root: Path, *, last: str, serving: dict[str, Any] | None = None, *
             "vector": pa.array(vectors[chosen].tolist(), pa.list_(pa.float64())),
         }
         pq.write_table(pa.table(catalogue), root / "pins" / f"{ds}.parquet")
-    fields = small.site.model_dump(mode="json")
-    fields["serving"] |= {"index": {"sample_users": 20}, "keep_releases": 3} | (serving or {})
-    return Site.model_validate(fields)
+    return site
 
 
 class DailySites:
@@ -118,7 +117,7 @@ class DailySites:
         return self._shared.copy(name, make, self._folder / f"{name}-copy-{self._num_copies}")
 
     def _make_new(self, root: Path) -> Site:
-        site = self._shared.add_mlflow(make_site(root, last=day(7)))
+        site = self._shared.add_mlflow(make_daily_site(root, last=day(7)))
         register_model(site)
         return site
 

@@ -14,7 +14,7 @@ from pf_core.serving.index import index_manifest
 from pf_core.serving.publish import list_releases
 from pf_core.storage.files import path_of, read_parquet, upload
 from pf_core.timelines.build import read_bucket
-from tests.support.daily import day, make_site, register_model, run, snapshot
+from tests.support.daily import day, make_daily_site, register_model, run, snapshot
 from tests.support.shared import SharedSites
 from tests.support.sites import START
 
@@ -36,7 +36,7 @@ def contract_site(
 ) -> Site:
     """A site with logs and a model; with a bucket (s3://…), everything is there."""
     root.mkdir()
-    site = make_site(
+    site = make_daily_site(
         root,
         last=LAST,
         timelines={"num_buckets": NUM_BUCKETS},

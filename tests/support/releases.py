@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 import redis
 
-from pf_core.config.serving import ServingConfig
 from pf_core.config.site import Site
 from pf_core.days import ds_start
 from pf_core.embeddings.tables import pin_embedding_state, snapshot_state
@@ -33,7 +32,7 @@ from pf_core.schemas import IdType, pin_embeddings_schema, user_embeddings_schem
 from pf_core.serving.build_index import build_index_days
 from pf_core.serving.client import Serving
 from pf_core.serving.publish import publish_release
-from tests.support.sites import SmallSite
+from tests.support import sites
 
 DIM = 8
 NUM_BUCKETS = 4
@@ -45,9 +44,7 @@ def silent(message: str) -> None:
 
 
 def make_site(root: Path, *, id_type: str = "int", **serving: Any) -> Site:
-    root.mkdir(parents=True, exist_ok=True)
-    site = SmallSite(root, {"id_type": id_type, "timelines": {"num_buckets": NUM_BUCKETS}}).site
-    return site.model_copy(update={"serving": ServingConfig.model_validate(serving)})
+    return sites.make_site(root, id_type=id_type, timelines={"num_buckets": NUM_BUCKETS}, serving=serving)
 
 
 def model_of(version: int) -> str:
