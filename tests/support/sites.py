@@ -56,8 +56,7 @@ class SmallSite:
             "end_ds": self.options.get("end_ds"),
             "data_dir": str(self.root / "data"),
             "deletion_list": str(self.root / "forget.txt"),
-            "engine": {"num_workers": 1, "memory_mb": self.options.get("memory_mb", 256)}
-            | self.options.get("engine", {}),
+            "engine": engine | self.options.get("engine", {}),
             "timelines": timelines | self.options.get("timelines", {}),
             "quality": self.options.get("quality", {}),
             "serving": self.options.get("serving", {}),
