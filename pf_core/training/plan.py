@@ -94,7 +94,7 @@ def code_fingerprint(paths: Sequence[str] = MODEL_CODE, *, package: Path | None 
     file leaves the fingerprint as it is, and changing one of its statements does not.
     """
     package = package or Path(pf_core.__path__[0])
-    statements = []
+    statements: list[str] = []
     for name in paths:
         path = package / name
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:

@@ -138,10 +138,10 @@ def histories(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Delta]]:
         "compact_after_fragments": draw(st.sampled_from([2, 24])),
     }
     users = st.sampled_from([-7, 0, 1, 2, 30, 31, 10**12])
-    deltas = {}
+    deltas: dict[str, Mapping[Any, float]] = {}
     for number, ds in enumerate(DAYS):
         # A hundred users who never come back keep the dead a small share, so that days are not all written anew.
-        idle = dict.fromkeys(range(100, 200), 0.5) if number == 0 else {}
+        idle: dict[Any, float] = dict.fromkeys(range(100, 200), 0.5) if number == 0 else {}
         deltas[ds] = idle | draw(st.dictionaries(users, st.sampled_from([0.0, 0.25, 1.0]), max_size=5))
     if options["id_type"] == "string":
         deltas = {ds: {str(user): angle for user, angle in delta.items()} for ds, delta in deltas.items()}

@@ -229,7 +229,7 @@ def test_a_store_of_other_dimensions_is_called_damaged(tmp_path: Path) -> None:
 def test_a_service_that_may_not_write_can_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_of(INT_IDS)
     build(lmdb_store(tmp_path), rows)
-    monkeypatch.setattr(store_module.os, "access", lambda path, mode: False)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
     store = lmdb_store(tmp_path)
     assert_holds(store, rows)
     with pytest.raises(PipelineError, match="cannot be deleted"):

@@ -71,8 +71,8 @@ def _where(values: list[Any], flags: list[bool], wanted: bool) -> list[Any]:
 def make_daily_site(root: Path, *, last: str, serving: dict[str, Any] | None = None, **options: Any) -> Site:
     """Logs and catalogue from START to `last`; nothing is materialized."""
     quality = {"min_volume_ratio": 0.0, "max_volume_ratio": 100.0}
-    chosen = {"index": {"sample_users": 20}, "keep_releases": 3} | (serving or {})
-    site = sites.make_site(root, **{"end_ds": last, "quality": quality, "late_days": 1, "serving": chosen} | options)
+    served: dict[str, Any] = {"index": {"sample_users": 20}, "keep_releases": 3} | (serving or {})
+    site = sites.make_site(root, **{"end_ds": last, "quality": quality, "late_days": 1, "serving": served} | options)
     write_logs(root, ds_range(START, last))
     rng = np.random.default_rng(7)
     vectors = np.repeat(np.eye(NUM_INTERESTS), 2, axis=1)[np.arange(NUM_PINS) % NUM_INTERESTS]
