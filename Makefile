@@ -3,8 +3,10 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 READY := .venv/.ready
 JOBS ?= $(shell nproc)
+# One thread in each worker: with more, they wait for each other in loops that take the cores from other workers.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: setup demo ablations report test test-slow test-scale docs dev lint format bench bench-scale clean
+.PHONY: setup demo ablations report test test-slow test-service test-scale coverage docs dev lint format bench bench-scale clean
 
 setup: $(READY)
 
@@ -23,10 +25,16 @@ report: setup  ## The page of all tables, figures and verdicts, from the runs th
 	$(BIN)/pf report
 
 test: setup lint  ## Lint, types, tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST)
 
-test-slow: setup  ## The tests that take minutes: compiled and bfloat16 training
-	$(BIN)/python -m pytest -m slow
+test-slow: setup  ## Tests that kill processes at many places, train with several ranks, or compile
+	$(PYTEST) -m slow
+
+test-service: setup  ## Tests that start a server: Redis, MLflow
+	$(PYTEST) -m service
+
+coverage: setup  ## Branch coverage of pf_core by `make test` and `make test-service`, file by file
+	$(PYTEST) -q -m "not slow and not scale" --cov --cov-report=term:skip-covered
 
 test-scale: setup  ## What is past one machine, against real servers on loopback, which it installs
 	ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || apt-get install -y postgresql

@@ -1,10 +1,19 @@
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.shared import SharedSites
 from tests.support.sites import SmallSite
+
+
+@pytest.fixture(scope="session")
+def shared_sites(tmp_path_factory: pytest.TempPathFactory) -> SharedSites:
+    """Sites that are made once for all workers of this session."""
+    folder = tmp_path_factory.getbasetemp()
+    return SharedSites((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "shared")
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ def source_tags(context: dg.AssetExecutionContext, site: Site) -> dict[str, str]
         "mlflow.source.git.commit": git_commit(REPOSITORY),
         "site": site.name,
         "site_fingerprint": site.fingerprint(),
-        "dagster_run_id": context.run_id,
+        "dagster_run_id": context.run.run_id,
     }
 
 

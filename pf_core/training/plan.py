@@ -6,6 +6,7 @@ and a training that was interrupted continues.
 """
 
 import ast
+import functools
 import hashlib
 import json
 import math
@@ -133,13 +134,19 @@ def code_fingerprint(paths: Sequence[str] = MODEL_CODE, *, package: Path | None 
     file keeps the fingerprint, changing one of its statements changes it.
     """
     package = package or Path(pf_core.__path__[0])
-    statements = []
+    statements: list[str] = []
     for name in paths:
         path = package / name
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            tree = _WithoutRemarks().visit(ast.parse(file.read_text()))
-            statements += [ast.dump(statement) for statement in tree.body]
+            statements += _statements_of(file.read_text())
     return hashlib.sha256("\n".join(sorted(statements)).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _statements_of(source: str) -> tuple[str, ...]:
+    """Cached: two assets of every graph have this fingerprint as their code version."""
+    tree = _WithoutRemarks().visit(ast.parse(source))
+    return tuple(ast.dump(statement) for statement in tree.body)
 
 
 class _WithoutRemarks(ast.NodeTransformer):

@@ -1,9 +1,7 @@
-"""The asset graph, through real Dagster runs on a tiny world with a real instance."""
+"""The asset graph, through real Dagster runs on a tiny world."""
 
 import gzip
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import dagster as dg
@@ -23,35 +21,43 @@ from pf_core.world.behaviour import ACTION_TYPES
 from pf_core.world.config import tiny
 from pf_core.world.logs import write_logs
 from pf_core.world.world import World
+from tests.support.shared import SharedSites
 
 START, END = "2026-01-01", "2026-01-06"
 DAYS = ds_range(START, END)
 ASSETS = ("raw_actions", "pin_features", "user_timelines")
 
 
-@pytest.fixture(scope="session")
-def tiny_logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("tiny")
+def make_demo_site(root: Path) -> Site:
+    """The demo's own site file, on a tiny world."""
     write_logs(tiny(num_users=300, num_days=8), root / "demo_site", file_format="csv.gz")
-    return root
-
-
-@pytest.fixture
-def site(tiny_logs: Path, tmp_path: Path) -> Site:
-    """The demo's own site file, on the tiny world, with its data in a folder of the test's."""
-    shutil.copytree(tiny_logs / "demo_site", tmp_path / "demo_site")
-    demo = load_site(DEMO_SITE, environment={"PF_DATA_DIR": str(tmp_path)})
+    demo = load_site(DEMO_SITE, environment={"PF_DATA_DIR": str(root)})
     timelines = demo.timelines.model_copy(update={"num_buckets": 2})
     engine = demo.engine.model_copy(update={"num_workers": 1})
     return demo.model_copy(update={"end_ds": END, "timelines": timelines, "engine": engine})
 
 
+def make_three_days(root: Path, shared: SharedSites) -> Site:
+    site = shared.copy("demo", make_demo_site, root)
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert run(site, instance, START, DAYS[2]).success
+    return site
+
+
 @pytest.fixture
-def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    home = tmp_path / "dagster"
-    home.mkdir()
-    with dg.instance_for_test(temp_dir=str(home)) as instance:
-        yield instance
+def site(shared_sites: SharedSites, tmp_path: Path) -> Site:
+    return shared_sites.copy("demo", make_demo_site, tmp_path)
+
+
+@pytest.fixture
+def three_days(shared_sites: SharedSites, tmp_path: Path) -> Site:
+    """A copy after a run over the first three days."""
+    return shared_sites.copy("demo-3", lambda root: make_three_days(root, shared_sites), tmp_path)
+
+
+@pytest.fixture
+def instance(memory_instance: dg.DagsterInstance) -> dg.DagsterInstance:
+    return memory_instance
 
 
 def run(
@@ -86,7 +92,8 @@ def all_timelines(site: Site, ds: str) -> list[dict[str, object]]:
     return sorted(pa.concat_tables(tables).to_pylist(), key=lambda row: row["user_id"])
 
 
-def test_a_range_and_its_days_give_the_same(site: Site, instance: dg.DagsterInstance, tmp_path: Path) -> None:
+def test_a_range_and_its_days_give_the_same(site: Site, stored_instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    instance = stored_instance
     result = run(site, instance, START, END)
     assert result.success
     assert check_results(result) == dict.fromkeys(
@@ -143,8 +150,8 @@ def test_metadata_shows_what_happened(site: Site, instance: dg.DagsterInstance) 
     assert timelines["users"].value == timeline_state(site).require(END)["counts"]["users"]
 
 
-def test_a_mostly_broken_day_stops_the_run_before_the_timelines(site: Site, instance: dg.DagsterInstance) -> None:
-    assert run(site, instance, START, DAYS[2]).success
+def test_a_mostly_broken_day_stops_the_run_before_the_timelines(three_days: Site, instance: dg.DagsterInstance) -> None:
+    site = three_days
     log = next((site.log_root / "actions" / DAYS[3]).glob("*.csv.gz"))
     lines = gzip.decompress(log.read_bytes()).decode().splitlines()
     broken = [line if number % 2 else line.replace("home", "moon") for number, line in enumerate(lines)]
@@ -156,20 +163,20 @@ def test_a_mostly_broken_day_stops_the_run_before_the_timelines(site: Site, inst
     assert read_manifest(site, DAYS[3]) is not None  # to look at: nothing is lost
 
 
-def test_half_a_day_stops_the_run(site: Site, instance: dg.DagsterInstance) -> None:
-    assert run(site, instance, START, DAYS[3]).success
-    log = next((site.log_root / "actions" / DAYS[4]).glob("*.csv.gz"))
+def test_half_a_day_stops_the_run(three_days: Site, instance: dg.DagsterInstance) -> None:
+    site = three_days
+    log = next((site.log_root / "actions" / DAYS[3]).glob("*.csv.gz"))
     lines = gzip.decompress(log.read_bytes()).decode().splitlines()
     log.write_bytes(gzip.compress("\n".join(lines[: len(lines) // 4]).encode()))
-    result = run(site, instance, DAYS[4])
+    result = run(site, instance, DAYS[3])
     assert not result.success
     assert check_results(result)["volume_is_normal"] is False
-    assert timeline_state(site).manifest(DAYS[4]) is None
+    assert timeline_state(site).manifest(DAYS[3]) is None
 
 
-def test_doctored_timelines_fail_their_check(site: Site, instance: dg.DagsterInstance) -> None:
-    assert run(site, instance, START, DAYS[1]).success
-    path = timeline_state(site).manifest_path(DAYS[1])
+def test_doctored_timelines_fail_their_check(three_days: Site, instance: dg.DagsterInstance) -> None:
+    site = three_days
+    path = timeline_state(site).manifest_path(DAYS[2])
     manifest = json.loads(path.read_text())
     manifest["counts"]["active_users"] -= 1
     path.write_text(json.dumps(manifest))

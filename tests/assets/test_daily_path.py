@@ -1,12 +1,10 @@
 """The daily path through real Dagster runs: logs to a release, day after day, and what happens when a day was bad."""
 
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -25,10 +23,21 @@ from pf_core.logs.partition import ingested_days
 from pf_core.operations.repair import plan_repair
 from pf_core.operations.status import asset_statuses
 from pf_core.serving.client import Serving
-from pf_core.serving.index import PinIndex
 from pf_core.serving.releases import list_releases, read_published
 from pf_core.timelines.build import read_bucket, timeline_state
-from tests.support.daily import Rows, check_results, day, make_site, register_model, run, snapshot, write_logs
+from tests.support.daily import (
+    DailySites,
+    check_results,
+    day,
+    make_daily_site,
+    register_model,
+    release_content,
+    run,
+    snapshot,
+    write_logs,
+    wrong_surface,
+)
+from tests.support.shared import SharedSites
 from tests.support.sites import START
 
 BLOCKING = (
@@ -38,27 +47,13 @@ BLOCKING = (
 
 
 @pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    """Runs and events in memory, where they are many."""
-    with dg.DagsterInstance.ephemeral() as instance:
-        yield instance
+def instance(memory_instance: dg.DagsterInstance) -> dg.DagsterInstance:
+    return memory_instance
 
 
 @pytest.fixture
-def stored_instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
-    home = tmp_path / "dagster"
-    home.mkdir()
-    with dg.instance_for_test(temp_dir=str(home)) as instance:
-        yield instance
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    root = tmp_path / "site"
-    root.mkdir()
-    site = make_site(root, last=day(7))
-    register_model(site)
-    return site
+def site(daily_sites: DailySites) -> Site:
+    return daily_sites.new()
 
 
 class Morning:
@@ -105,7 +100,9 @@ def test_schedule_ticks_release_the_day_before(site: Site, stored_instance: dg.D
     assert morning.tick(9) == f"the site's last day was {day(7)}; there is nothing to do for {day(8)}"
 
 
-def test_the_morning_takes_late_rows_in(site: Site, instance: dg.DagsterInstance, tmp_path: Path) -> None:
+def test_the_morning_takes_late_rows_in(
+    site: Site, instance: dg.DagsterInstance, daily_sites: DailySites, tmp_path: Path
+) -> None:
     """Day by day with late rows arriving gives what one run over all days gives."""
     for ds in ds_range(day(1), day(7)):
         (Path(site.source.root) / "logs" / f"{ds}.parquet").rename(tmp_path / f"{ds}.parquet")
@@ -116,23 +113,20 @@ def test_the_morning_takes_late_rows_in(site: Site, instance: dg.DagsterInstance
         assert result.success
         arriving = f"{day(number)}.parquet"
         (tmp_path / arriving).rename(Path(site.source.root) / "logs" / arriving)
-    at_once = site.model_copy(update={"data_dir": str(tmp_path / "at_once")})
-    register_model(at_once)
+    at_once = daily_sites.other_data(site, tmp_path / "at_once")
     (Path(site.source.root) / "logs" / f"{day(4)}.parquet").unlink()
     assert run(at_once, instance, START, day(3)).success
     for ds in ds_range(START, day(3)):
         assert snapshot(site, ds) == snapshot(at_once, ds)
 
 
-def test_missed_mornings_are_made_up_for(site: Site, instance: dg.DagsterInstance, tmp_path: Path) -> None:
-    assert run(site, instance, START, day(2)).success
+def test_missed_mornings_are_made_up_for(instance: dg.DagsterInstance, daily_sites: DailySites) -> None:
+    site = daily_sites.released(2)
     result = Morning(site, instance).tick(6)  # those of days 4 and 5 never came
     assert not isinstance(result, str)
     assert result.success
     assert embedding_state(site).days() == ds_range(START, day(5))
-    at_once = site.model_copy(update={"data_dir": str(tmp_path / "at_once")})
-    register_model(at_once)
-    assert run(at_once, instance, START, day(5)).success
+    at_once = daily_sites.released(6)
     assert snapshot(site, day(5)) == snapshot(at_once, day(5))
 
 
@@ -148,17 +142,17 @@ def test_a_silent_day_is_a_day(site: Site, instance: dg.DagsterInstance) -> None
     assert set(snapshot(site, day(1))) == set(snapshot(site, day(2))) <= set(snapshot(site, day(4)))
 
 
-def test_a_new_beginning_is_remembered(site: Site, instance: dg.DagsterInstance) -> None:
-    assert run(site, instance, START, day(1)).success
-    assert run(site, instance, day(2), day(3), assets=("raw_actions", "pin_features", "user_timelines")).success
+def test_a_new_beginning_is_remembered(instance: dg.DagsterInstance, daily_sites: DailySites) -> None:
+    site = daily_sites.released(2)
+    assert run(site, instance, day(3), day(4), assets=("raw_actions", "pin_features", "user_timelines")).success
     everyone = {"ops": {"user_embeddings": {"config": {"everyone": True}}}}
-    assert run(site, instance, day(4), config=everyone).success
-    assert run(site, instance, day(4), day(5), config=KEEP_MODEL).success
-    assert [embedding_state(site).require(ds)["mode"] for ds in (day(4), day(5))] == ["everyone", "active"]
+    assert run(site, instance, day(5), config=everyone).success
+    assert run(site, instance, day(5), day(6), config=KEEP_MODEL).success
+    assert [embedding_state(site).require(ds)["mode"] for ds in (day(5), day(6))] == ["everyone", "active"]
 
 
-def test_days_before_that_changed_must_be_repaired_first(site: Site, instance: dg.DagsterInstance) -> None:
-    assert run(site, instance, START, day(3)).success
+def test_days_before_that_changed_must_be_repaired_first(instance: dg.DagsterInstance, daily_sites: DailySites) -> None:
+    site = daily_sites.released_twice()
     write_logs(Path(site.source.root), ds_range(START, day(7)), poison=(day(2), wrong_surface))
     assert run(site, instance, day(1), day(4), assets=("raw_actions", "pin_features", "user_timelines")).success
     result = run(site, instance, day(4), assets=("user_embeddings",))
@@ -206,8 +200,8 @@ def test_metadata_shows_what_happened(site: Site, instance: dg.DagsterInstance) 
     assert shown("release", START)["published"].value is False
 
 
-def test_a_promotion_embeds_everybody_anew(site: Site, instance: dg.DagsterInstance) -> None:
-    assert run(site, instance, START, day(2)).success
+def test_a_promotion_embeds_everybody_anew(instance: dg.DagsterInstance, daily_sites: DailySites) -> None:
+    site = daily_sites.released(2)
     before = snapshot(site, day(2))
     second = register_model(site, seed=1)
     Tracking(site).promote(second.version, because="a test")
@@ -220,8 +214,8 @@ def test_a_promotion_embeds_everybody_anew(site: Site, instance: dg.DagsterInsta
     assert Serving(site).release().manifest["model_version"] == second.served_version
 
 
-def test_a_day_embedded_again_keeps_its_model(site: Site, instance: dg.DagsterInstance) -> None:
-    assert run(site, instance, START, day(2)).success
+def test_a_day_embedded_again_keeps_its_model(instance: dg.DagsterInstance, daily_sites: DailySites) -> None:
+    site = daily_sites.released(2)
     before = snapshot(site, day(2))
     Tracking(site).promote(register_model(site, seed=1).version, because="a test")
     assert run(site, instance, day(1), day(3), config=KEEP_MODEL).success
@@ -232,10 +226,12 @@ def test_a_day_embedded_again_keeps_its_model(site: Site, instance: dg.DagsterIn
     ]
 
 
-def test_without_a_champion_nothing_is_embedded(tmp_path: Path, instance: dg.DagsterInstance) -> None:
+def test_without_a_champion_nothing_is_embedded(
+    tmp_path: Path, instance: dg.DagsterInstance, shared_sites: SharedSites
+) -> None:
     root = tmp_path / "untrained"
     root.mkdir()
-    site = make_site(root, last=day(1))
+    site = shared_sites.add_mlflow(make_daily_site(root, last=day(1)))
     result = run(site, instance, START)
     assert not result.success
     failure = result.failure_data_for_node("user_embeddings")
@@ -244,16 +240,16 @@ def test_without_a_champion_nothing_is_embedded(tmp_path: Path, instance: dg.Dag
     assert "there is no champion to embed with" in failure.error.to_string()
 
 
-def test_a_gap_names_the_command(site: Site, instance: dg.DagsterInstance) -> None:
-    assert run(site, instance, START, day(1)).success
-    assert run(site, instance, day(2), assets=("raw_actions", "pin_features", "user_timelines")).success
-    result = run(site, instance, day(3))
+def test_a_gap_names_the_command(instance: dg.DagsterInstance, daily_sites: DailySites) -> None:
+    site = daily_sites.released(2)
+    assert run(site, instance, day(3), assets=("raw_actions", "pin_features", "user_timelines")).success
+    result = run(site, instance, day(4))
     assert not result.success
     failure = result.failure_data_for_node("user_embeddings")
     assert failure is not None
     assert failure.error is not None
-    assert f"--partition-range {day(2)}...{day(3)}" in failure.error.to_string()
-    assert str(read_published(site).current).startswith(day(1))
+    assert f"--partition-range {day(3)}...{day(4)}" in failure.error.to_string()
+    assert str(read_published(site).current).startswith(day(2))
 
 
 def use(site: Site, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,38 +272,16 @@ def pf(*arguments: str) -> str:
     return result.output
 
 
-def wrong_surface(rows: Rows) -> Rows:
-    return rows | {"place": ["find" if place == "home" else "home" for place in rows["place"]]}
-
-
-def duplicated(rows: Rows) -> Rows:
-    """Each event once more, a second later: not an exact duplicate, which ingestion would drop."""
-    doubled = {name: values + values for name, values in rows.items()}
-    return doubled | {"time_us": rows["time_us"] + [time + 1_000_000 for time in rows["time_us"]]}
-
-
-def shifted_clock(rows: Rows) -> Rows:
-    """Nine hours slow: many events seem to have happened on the day before."""
-    return rows | {"time_us": [time - 9 * 3_600_000_000 for time in rows["time_us"]]}
-
-
-@pytest.mark.parametrize("poison", [wrong_surface, duplicated, shifted_clock])
 def test_a_repaired_world_equals_one_that_was_never_bad(
-    poison: Callable[[Rows], Rows],
-    site: Site,
-    instance: dg.DagsterInstance,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    site: Site, instance: dg.DagsterInstance, daily_sites: DailySites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = site.model_copy(update={"data_dir": str(tmp_path / "good")})
-    register_model(good)
-    assert run(good, instance, START, day(6)).success
-
+    """Wrong surfaces, through Dagster and `pf`; tests/operations/test_repaired_world.py has other kinds of bad logs."""
+    good = daily_sites.released(6)
     bad_ds, logs = day(3), Path(site.source.root)
-    write_logs(logs, ds_range(START, day(7)), poison=(bad_ds, poison))
+    write_logs(logs, ds_range(START, day(7)), poison=(bad_ds, wrong_surface))
     assert run(site, instance, START, day(6)).success  # three days on after the bad one
     assert snapshot(site, day(6)) != snapshot(good, day(6))
-    write_logs(logs, ds_range(START, day(7)))  # mended upstream
+    write_logs(logs, ds_range(START, day(7)))  # corrected upstream
 
     use(site, instance, monkeypatch)
     announced = pf("repair", "--since", bad_ds, "--until", bad_ds, "--dry-run")
@@ -324,21 +298,8 @@ def test_a_repaired_world_equals_one_that_was_never_bad(
     assert release_content(site) == release_content(good)
 
 
-def release_content(site: Site) -> tuple[Any, ...]:
-    """Every user's vector in the store, and every pin's in the index."""
-    release = Serving(site).release()
-    users = sorted(snapshot(site, release.manifest["ds"]))
-    vectors, found = release.embeddings(users)
-    assert found.all()
-    assert release.manifest["counts"]["users"] == len(users)
-    index = release.index
-    assert isinstance(index, PinIndex)
-    pins = index.pin_ids.to_pylist()
-    return users, vectors.tobytes(), pins, index.vectors(np.arange(len(pins))).tobytes()
-
-
-def test_forgetting(site: Site, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(site, instance, START, day(3)).success
+def test_forgetting(daily_sites: DailySites, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = daily_sites.released_twice()
     user, stays = sorted(snapshot(site, day(3)))[:2]
     old = Serving(site).release()
     use(site, instance, monkeypatch)
@@ -356,21 +317,19 @@ def test_forgetting(site: Site, instance: dg.DagsterInstance, monkeypatch: pytes
 
 
 def test_forgetting_does_not_undo_a_rollback(
-    site: Site, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    daily_sites: DailySites, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for ds in ds_range(START, day(1)):
-        assert run(site, instance, ds).success
+    site = daily_sites.released_twice()
     use(site, instance, monkeypatch)
     pf("rollback")
-    assert "nothing is released now" in pf("forget", str(min(snapshot(site, day(1)))))
-    assert str(read_published(site).current).startswith(START)
+    assert "nothing is released now" in pf("forget", str(min(snapshot(site, day(3)))))
+    assert str(read_published(site).current).startswith(day(2))
 
 
 def test_rollback_and_recommendations(
-    site: Site, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    daily_sites: DailySites, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(site, instance, START, day(2)).success
-    assert run(site, instance, day(3)).success
+    site = daily_sites.released_twice()
     use(site, instance, monkeypatch)
     user = next(iter(snapshot(site, day(2))))
     shown = pf("recommend", str(user), "-k", "3")
@@ -389,19 +348,21 @@ def test_rollback_and_recommendations(
     assert f"→ {day(3)}." in pf("releases")
 
 
-def test_export(site: Site, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert run(site, instance, START, day(1)).success
+def test_export(
+    daily_sites: DailySites, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    site = daily_sites.released(2)
     use(site, instance, monkeypatch)
     pf("export", "users", str(tmp_path / "users"))
-    assert set(pq.read_table(tmp_path / "users")["user_id"].to_pylist()) == set(snapshot(site, day(1)))
+    assert set(pq.read_table(tmp_path / "users")["user_id"].to_pylist()) == set(snapshot(site, day(2)))
     pf("export", "pins", str(tmp_path / "pins"), "--ds", START)
     assert pq.read_table(tmp_path / "pins").num_rows == 72
 
 
 def test_status_names_what_is_missing_and_stale(
-    site: Site, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    daily_sites: DailySites, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(site, instance, START, day(3)).success
+    site = daily_sites.released_twice()
     assert not any(row.missing or row.stale for row in asset_statuses(site) if row.asset != "raw_actions")
     assert run(site, instance, day(4), assets=("raw_actions", "user_timelines")).success
     write_logs(Path(site.source.root), ds_range(START, day(7)), poison=(day(2), wrong_surface))
@@ -419,7 +380,7 @@ def test_status_names_what_is_missing_and_stale(
     assert "champion                 model0000000-1" in shown
 
 
-def test_advice_is_a_sentence(site: Site) -> None:
+def test_advice_is_a_sentence() -> None:
     tags = {"dagster/asset_partition_range_start": day(1), "dagster/asset_partition_range_end": day(3)}
     advice = advise(asset="user_timelines", reason="the logs are gone", tags=tags)
     assert advice.startswith("user_timelines failed: the logs are gone. The previous release keeps serving.")
@@ -439,10 +400,10 @@ def test_nothing_to_repair(site: Site, instance: dg.DagsterInstance) -> None:
 
 
 def test_a_repair_builds_what_is_missing(
-    site: Site, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    daily_sites: DailySites, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A morning failed after the timelines: the command that the sensor names ends with a release."""
-    assert run(site, instance, START, day(2)).success
+    site = daily_sites.released(2)
     assert run(site, instance, day(2), day(3), assets=("raw_actions", "pin_features", "user_timelines")).success
     use(site, instance, monkeypatch)
     pf("repair", "--since", day(2), "--until", day(3))

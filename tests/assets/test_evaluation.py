@@ -1,7 +1,6 @@
 """offline_evaluation through real Dagster runs with a real MLflow, and `pf promote`, which overrules it."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import dagster as dg
@@ -22,26 +21,17 @@ from pf_core.storage.builds import MANIFEST
 from pf_core.storage.files import read_json
 from pf_core.storage.locks import exclusive
 from tests.support.judging import CUT, LAST, NUM_PINS, make_judged_site, write_model
-
-
-@pytest.fixture(scope="module")
-def blank(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """The site with its MLflow tables, which take seconds to make."""
-    site = make_judged_site(tmp_path_factory.mktemp("site"))
-    assert Tracking(site).candidate() is None
-    return site
+from tests.support.shared import SharedSites
 
 
 @pytest.fixture
-def site(blank: Site, tmp_path: Path) -> Site:
-    shutil.copytree(blank.data_dir, tmp_path / "data")
-    return blank.model_copy(update={"data_dir": str(tmp_path / "data")})
+def site(shared_sites: SharedSites, tmp_path: Path) -> Site:
+    return shared_sites.copy("judged", lambda root: shared_sites.add_mlflow(make_judged_site(root)), tmp_path)
 
 
-@pytest.fixture(scope="module")
-def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("dagster"))) as instance:
-        yield instance
+@pytest.fixture
+def instance(memory_instance: dg.DagsterInstance) -> dg.DagsterInstance:
+    return memory_instance
 
 
 def register(site: Site, name: str, *, is_good: bool) -> RegisteredModel:

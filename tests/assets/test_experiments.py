@@ -1,7 +1,8 @@
-"""ablation_runs through real Dagster runs: real processes, a real MLflow, and the results read back from it."""
+"""ablation_runs through real Dagster runs with a real MLflow, and the results read back from it."""
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +23,64 @@ from pf_core.experiments.plan import JUDGEMENT, SCORES, experiments_dir, plan_ex
 from pf_core.experiments.recipes import experiments
 from pf_core.storage.files import write_json
 from pf_core.storage.locks import exclusive
+from tests.support.shared import SharedSites, copy_site
 from tests.support.tiny_world import STEPS, make_tiny_site
+from tests.support.training_here import RUN_RANKS, run_rank_here
 
 RECIPE, BASELINE = "next_action", "popularity_7d"
 NUM_SEEDS = 2
 FREQUENCIES = {"once", "daily", "realtime"}
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    return make_tiny_site(tmp_path_factory.mktemp("tiny"))
+@dataclass(frozen=True)
+class Ablated:
+    """A recipe and a baseline that were run on the tiny world."""
+
+    root: Path
+    site: Site
+    recipe: dg.ExecuteInProcessResult
+    baseline: dg.ExecuteInProcessResult
 
 
 @pytest.fixture(scope="module")
-def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("dagster"))) as instance:
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as instance:
         yield instance
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ranks_in_this_process() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RUN_RANKS, run_rank_here)
+        yield
+
+
+@pytest.fixture(scope="module")
+def ablated(
+    tmp_path_factory: pytest.TempPathFactory,
+    shared_sites: SharedSites,
+    instance: dg.DagsterInstance,
+    ranks_in_this_process: None,
+) -> Ablated:
+    root = tmp_path_factory.mktemp("ablated")
+    site = shared_sites.add_mlflow(shared_sites.copy("tiny-world", make_tiny_site, root))
+    return Ablated(root, site, run(site, instance, RECIPE), run(site, instance, BASELINE))
+
+
+@pytest.fixture
+def site(ablated: Ablated, tmp_path: Path) -> Site:
+    """A copy, so that no test sees what another has run."""
+    return copy_site(ablated.site, ablated.root, tmp_path / "site")
+
+
+@pytest.fixture
+def recipe(ablated: Ablated) -> dg.ExecuteInProcessResult:
+    return ablated.recipe
+
+
+@pytest.fixture
+def baseline(ablated: Ablated) -> dg.ExecuteInProcessResult:
+    return ablated.baseline
 
 
 def run(site: Site, instance: dg.DagsterInstance, recipe: str, **config: Any) -> dg.ExecuteInProcessResult:
@@ -50,16 +93,6 @@ def run(site: Site, instance: dg.DagsterInstance, recipe: str, **config: Any) ->
         run_config={"ops": {"ablation_runs": {"config": config}}},
         raise_on_error=False,
     )
-
-
-@pytest.fixture(scope="module")
-def recipe(site: Site, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
-    return run(site, instance, RECIPE)
-
-
-@pytest.fixture(scope="module")
-def baseline(site: Site, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
-    return run(site, instance, BASELINE)
 
 
 def log_of(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> str:
@@ -198,7 +231,7 @@ def test_a_removed_database_is_filled_again(
     again = run(moved, instance, RECIPE)
     assert again.success
     assert "starting" not in log_of(instance, again)
-    assert [len(seeds) for seeds in read_results(moved).outcomes.values()] == [NUM_SEEDS]
+    assert {name: len(seeds) for name, seeds in read_results(moved).outcomes.items()} == {RECIPE: NUM_SEEDS}
 
 
 def test_two_runs_of_a_recipe_do_not_meet(site: Site, instance: dg.DagsterInstance) -> None:
@@ -261,7 +294,12 @@ def test_noisy_vectors_make_another_question(
     assert judged.keys() == {"all positives", "positives on pins new to the user"}
     for contenders in judged.values():
         assert contenders.keys() == {"pinnerformer", "pinnersage_20", "pinnersage_5", "mean_of_100"}
-        assert all(0 <= found["recall_at_10"] <= 1 for by_size in contenders.values() for found in by_size.values())
+        recall = {
+            name: [by_size[size]["recall_at_10"] for size in sorted(by_size, key=int)]
+            for name, by_size in contenders.items()
+        }
+        assert all(values == sorted(values, reverse=True) for values in recall.values())  # more pins, more to confuse
+        assert all(more >= less for more, less in zip(recall["pinnersage_20"], recall["pinnersage_5"], strict=True))
     assert judged["all positives"] != judged["positives on pins new to the user"]
 
 

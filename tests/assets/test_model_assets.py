@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast, get_args
@@ -33,7 +33,9 @@ from pf_core.days import ds_range, shift_ds
 from pf_core.pins.features import build_pin_features
 from pf_core.training.plan import current_model, models_dir, plan_model, read_history, training_fault
 from pf_core.training.training_set import latest_training_set
+from tests.support.shared import SharedSites
 from tests.support.sites import START, SmallSite
+from tests.support.training_here import RUN_RANKS, run_rank_here
 
 NUM_DAYS = 16  # two more than the held-out users' recall looks back
 LAST = shift_ds(START, NUM_DAYS - 1)
@@ -41,7 +43,7 @@ NUM_USERS, NUM_PINS, NUM_INTERESTS = 120, 80, 4
 ASSETS = ("training_set", "pinnerformer_model")
 
 
-def make_site(root: Path) -> Site:
+def make_timelines(root: Path) -> Site:
     """Every user looks at pins of one interest; timelines and pins are there, nothing is trained."""
     small = SmallSite(root)
     rng = np.random.default_rng(0)
@@ -74,20 +76,24 @@ def relaunched(site: Site, **launch: int) -> Site:
     return site.model_copy(update={"training": site.training.model_copy(update={"launch": LaunchConfig(**launch)})})
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    return make_site(tmp_path_factory.mktemp("model"))
+def make_trained(root: Path, shared: SharedSites) -> Site:
+    """The same after a run in this process, for the tests that need a model and not its training."""
+    site = shared.add_mlflow(make_timelines(root))
+    with pytest.MonkeyPatch.context() as patch, dg.DagsterInstance.ephemeral() as instance:
+        patch.setattr(RUN_RANKS, run_rank_here)
+        assert run(site, instance, assets=ASSETS).success
+    return site
 
 
-@pytest.fixture(scope="module")
-def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("dagster"))) as instance:
-        yield instance
+@pytest.fixture
+def site(shared_sites: SharedSites, tmp_path: Path) -> Site:
+    """A copy of a site with a model."""
+    return shared_sites.copy("trained", lambda root: make_trained(root, shared_sites), tmp_path / "site")
 
 
-@pytest.fixture(scope="module")
-def trained(site: Site, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
-    return run(site, instance, assets=ASSETS)
+@pytest.fixture
+def instance(memory_instance: dg.DagsterInstance) -> dg.DagsterInstance:
+    return memory_instance
 
 
 def run(
@@ -131,8 +137,20 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 240.0) -> None:
         time.sleep(0.02)
 
 
-def test_a_model_is_trained(site: Site, trained: dg.ExecuteInProcessResult) -> None:
-    assert trained.success
+def test_a_model_is_trained(tmp_path: Path, shared_sites: SharedSites) -> None:
+    """By a process of torch.distributed.run, on an instance in SQLite files; Dagster's page and MLflow show it."""
+    (tmp_path / "dagster").mkdir()
+    (tmp_path / "site").mkdir()
+    site = shared_sites.add_mlflow(make_timelines(tmp_path / "site"))
+    with dg.instance_for_test(temp_dir=str(tmp_path / "dagster")) as instance:
+        trained = run(site, instance, assets=ASSETS)
+        assert trained.success
+        assert_files_are_complete(site, trained)
+        assert_the_page_shows_the_training(site, instance, trained)
+        assert_mlflow_has_the_run(site, trained)
+
+
+def assert_files_are_complete(site: Site, trained: dg.ExecuteInProcessResult) -> None:
     assert check_results(trained) == {
         "held_out_users_are_disjoint": True,
         "nothing_is_later_than_the_cut": True,
@@ -145,7 +163,7 @@ def test_a_model_is_trained(site: Site, trained: dg.ExecuteInProcessResult) -> N
     assert {path.name for path in folder.iterdir()} == {"model.safetensors", "model.json"}
 
 
-def test_the_page_shows_the_training(
+def assert_the_page_shows_the_training(
     site: Site, instance: dg.DagsterInstance, trained: dg.ExecuteInProcessResult
 ) -> None:
     shown = trained.asset_materializations_for_node("pinnerformer_model")[0].metadata
@@ -170,7 +188,7 @@ def test_the_page_shows_the_training(
     assert any("recall@10" in line for line in log_of(instance, trained))
 
 
-def test_mlflow_has_the_run(site: Site, trained: dg.ExecuteInProcessResult) -> None:
+def assert_mlflow_has_the_run(site: Site, trained: dg.ExecuteInProcessResult) -> None:
     tracking, manifest = Tracking(site), current_model(site)
     assert manifest is not None
     found = tracking._client.get_run(manifest["mlflow"]["run_id"])
@@ -197,9 +215,7 @@ def test_mlflow_has_the_run(site: Site, trained: dg.ExecuteInProcessResult) -> N
     assert (champion.path / "model.safetensors").read_bytes() == (run_dir / "model/model.safetensors").read_bytes()
 
 
-def test_what_is_trained_is_reused(
-    site: Site, instance: dg.DagsterInstance, trained: dg.ExecuteInProcessResult
-) -> None:
+def test_what_is_trained_is_reused(site: Site, instance: dg.DagsterInstance) -> None:
     before = current_model(site)
     again = run(site, instance)
     assert again.success
@@ -210,7 +226,7 @@ def test_what_is_trained_is_reused(
 
 
 def test_retrain_keeps_what_was_there(
-    site: Site, instance: dg.DagsterInstance, trained: dg.ExecuteInProcessResult, monkeypatch: pytest.MonkeyPatch
+    site: Site, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = current_model(site)
     assert before is not None
@@ -223,7 +239,7 @@ def test_retrain_keeps_what_was_there(
             shutil.copy(aside / name, run_dir)
         shutil.copytree(aside / "model", run_dir / "model")
 
-    monkeypatch.setattr("pf_assets.launch.training.run_ranks", train_as_before)
+    monkeypatch.setattr(RUN_RANKS, train_as_before)
     assert run(site, instance, retrain=True).success
     after = current_model(site)
     assert after is not None
@@ -234,15 +250,16 @@ def test_retrain_keeps_what_was_there(
     assert candidate.run_id == after["mlflow"]["run_id"]
 
 
-def test_the_demo_makes_what_is_missing(site: Site, trained: dg.ExecuteInProcessResult, tmp_path: Path) -> None:
+def test_the_demo_makes_what_is_missing(site: Site, tmp_path: Path) -> None:
     assert missing_model(SmallSite(tmp_path).site) == ["training_set", "pinnerformer_model"]
     assert missing_model(site) == []
     other = site.model_copy(update={"training": site.training.model_copy(update={"changes": {"seed": 5}})})
     assert missing_model(other) == ["pinnerformer_model"]
 
 
+@pytest.mark.slow
 def test_two_processes_cancelled_killed_and_still_trained(
-    site: Site, instance: dg.DagsterInstance, trained: dg.ExecuteInProcessResult, tmp_path: Path
+    site: Site, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
     """SIGTERM to the Dagster run ends every rank, SIGKILL of one rank restarts all: each time, training goes on."""
     changes = {"optimizer": {"num_steps": 300}, "log_every": 10, "evaluate_every": 300, "checkpoint_every": 20}
@@ -301,9 +318,10 @@ def test_two_processes_cancelled_killed_and_still_trained(
     assert {metric.step for metric in tracking._client.get_metric_history(finished.run_id, "loss")} == set(losses)
 
 
-def test_a_divergence_is_told_in_a_sentence(
-    site: Site, instance: dg.DagsterInstance, trained: dg.ExecuteInProcessResult
+def test_a_divergence_is_reported_in_a_sentence(
+    site: Site, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(RUN_RANKS, run_rank_here)
     changes = {"optimizer": {"learning_rate": 1e5, "warmup_steps": 0}, "log_every": 1}
     result = run(site, instance, changes=changes)
     assert not result.success
@@ -316,30 +334,26 @@ def test_a_divergence_is_told_in_a_sentence(
     assert Tracking(site)._client.get_run(tracked.run_id).info.status == "FAILED"
 
 
-def test_without_a_training_set(tmp_path: Path, instance: dg.DagsterInstance) -> None:
-    site = SmallSite(tmp_path).site
+def test_without_a_training_set(tmp_path: Path, instance: dg.DagsterInstance, shared_sites: SharedSites) -> None:
+    site = shared_sites.add_mlflow(SmallSite(tmp_path).site)
     result = run(site, instance)
     assert not result.success
     assert "dagster asset materialize --select training_set" in failure_of(result)
 
 
-def test_doctored_sets_and_models_fail_their_checks(
-    site: Site, instance: dg.DagsterInstance, trained: dg.ExecuteInProcessResult, tmp_path: Path
-) -> None:
-    shutil.copytree(site.directory, tmp_path / site.name)
-    doctored = site.model_copy(update={"data_dir": str(tmp_path)})
+def test_doctored_sets_and_models_fail_their_checks(site: Site, instance: dg.DagsterInstance) -> None:
     everything = {"assets": ASSETS, "only_checks": True}
-    assert all(check_results(run(doctored, instance, **everything)).values())
-    data = latest_training_set(doctored)
+    assert all(check_results(run(site, instance, **everything)).values())
+    data = latest_training_set(site)
     shutil.copy(data / "held_out" / "user_id.arrow", data / "train" / "user_id.arrow")
     ts = np.load(data / "train" / "ts.npy")
     ts[-1] += 86_400_000_000
     np.save(data / "train" / "ts.npy", ts)
-    manifest = current_model(doctored)
+    manifest = current_model(site)
     assert manifest is not None
-    history = models_dir(doctored) / manifest["model_version"] / "history.jsonl"
+    history = models_dir(site) / manifest["model_version"] / "history.jsonl"
     history.write_text("".join(reversed(history.read_text().splitlines(keepends=True))))
-    assert check_results(run(doctored, instance, **everything)) == {
+    assert check_results(run(site, instance, **everything)) == {
         "held_out_users_are_disjoint": False,
         "nothing_is_later_than_the_cut": False,
         "loss_fell_and_is_finite": False,
@@ -357,9 +371,7 @@ def test_faults_of_a_training() -> None:
     assert training_fault([{"step": 1, "loss": 3.0}, {"step": 2, "loss": float("nan")}]) == "its loss is not finite"
 
 
-def test_a_model_is_named_by_what_decides_it(
-    site: Site, trained: dg.ExecuteInProcessResult, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_is_named_by_what_decides_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     name = plan_model(site).model_version
     launch = LaunchConfig(processes_per_node=7)
     more = site.model_copy(update={"training": site.training.model_copy(update={"launch": launch})})

@@ -1,8 +1,7 @@
 """Every check of the serving path passes on good data and fails on doctored data."""
 
 import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from pf_core.embeddings.tables import embedding_state, pin_embedding_state, snap
 from pf_core.embeddings.vectors import column_of
 from pf_core.serving.index import index_dir
 from pf_core.serving.releases import opened_store, read_published, release_root
-from tests.support.daily import check_results, day, make_site, register_model, run
+from tests.support.daily import check_results, day, make_daily_site, register_model, run
+from tests.support.shared import SharedSites
 from tests.support.sites import START
 
 LAST = day(2)
@@ -31,18 +31,12 @@ CHECKS = {
 }
 
 
-@pytest.fixture(scope="module")
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as instance:
-        yield instance
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory, instance: dg.DagsterInstance) -> Site:
+def make_good_site(root: Path, shared: SharedSites) -> Site:
     quality = {"max_mean_drift": 2.0, "max_change_ratio": 100.0}  # a few random users: any day drifts
-    site = make_site(tmp_path_factory.mktemp("good"), last=day(7), serving={"quality": quality})
+    site = shared.add_mlflow(make_daily_site(root, last=day(7), serving={"quality": quality}))
     register_model(site)
-    result = run(site, instance, START, LAST)
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = run(site, instance, START, LAST)
     assert result.success
     names = [name for checks in CHECKS.values() for name in checks]
     assert {name: check_results(result)[name] for name in names} == dict.fromkeys(names, True)
@@ -50,10 +44,9 @@ def good(tmp_path_factory: pytest.TempPathFactory, instance: dg.DagsterInstance)
 
 
 @pytest.fixture
-def site(good: Site, tmp_path: Path) -> Site:
-    """A copy to doctor."""
-    shutil.copytree(good.data_dir, tmp_path / "data")
-    return good.model_copy(update={"data_dir": str(tmp_path / "data")})
+def site(shared_sites: SharedSites, tmp_path: Path) -> Site:
+    """A copy to doctor, of a site whose checks all passed."""
+    return shared_sites.copy("checked", lambda root: make_good_site(root, shared_sites), tmp_path)
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -147,7 +140,7 @@ DOCTORED: dict[str, tuple[str, Callable[[Site], None]]] = {
 
 
 @pytest.mark.parametrize("what", DOCTORED)
-def test_a_check_fails_on_doctored_data(what: str, site: Site, instance: dg.DagsterInstance) -> None:
+def test_a_check_fails_on_doctored_data(what: str, site: Site, memory_instance: dg.DagsterInstance) -> None:
     check, doctor = DOCTORED[what]
     doctor(site)
     asset = next(asset for asset, names in CHECKS.items() if check in names)
@@ -155,7 +148,7 @@ def test_a_check_fails_on_doctored_data(what: str, site: Site, instance: dg.Dags
     result = dg.materialize(
         [*(definitions.assets or []), *(definitions.asset_checks or [])],
         selection=dg.AssetSelection.checks(dg.AssetCheckKey(dg.AssetKey(asset), check)),
-        instance=instance,
+        instance=memory_instance,
         raise_on_error=False,
     )
     assert check_results(result) == {check: False}

@@ -1,7 +1,6 @@
 """MLflow on a real SQLite database: runs that go on, and a registry that knows each model once."""
 
 import dataclasses
-import shutil
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
@@ -11,24 +10,15 @@ from pf_assets.tracking import runs
 from pf_assets.tracking.runs import MAX_PARAM_CHARS, TrackedRun, artifact_path, flatten, git_commit, run_url
 from pf_assets.tracking.tracking import Tracking
 from pf_core.errors import PipelineError
+from tests.support.shared import SharedSites
 from tests.support.sites import SmallSite
 
 PARAMS = {"model": {"num_layers": 2}, "seed": 1, "types": ["repin", "click"]}
 
 
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MLflow takes seconds to make its tables: once, and then copied."""
-    site = SmallSite(tmp_path_factory.mktemp("mlflow")).site
-    assert Tracking(site).champion() is None
-    return Tracking(site).root
-
-
 @pytest.fixture
-def tracking(database: Path, small_site: Callable[..., SmallSite]) -> Tracking:
-    tracking = Tracking(small_site().site)
-    shutil.copytree(database, tracking.root)
-    return tracking
+def tracking(shared_sites: SharedSites, small_site: Callable[..., SmallSite]) -> Tracking:
+    return Tracking(shared_sites.add_mlflow(small_site().site))
 
 
 def start(tracking: Tracking, name: str) -> tuple[TrackedRun, Path]:

@@ -26,8 +26,9 @@ from pf_core.errors import PipelineError
 from pf_core.hashing import bucket_of
 from pf_core.model.checkpoint import load_model, save_model
 from pf_core.model.towers import PinnerFormer
-from pf_core.pins.features import pin_state
+from pf_core.pins.features import PinManifest, pin_state
 from pf_core.schemas import pin_embeddings_schema, pin_features_schema, user_embeddings_schema
+from tests.support import sites
 
 REPOSITORY = Path(__file__).parents[2]
 DAYS = ds_range("2026-01-01", "2026-01-04")
@@ -35,22 +36,12 @@ FEATURE_DIM, EMBEDDING_DIM = 37, 33  # odd ones: there, rounding depends on how 
 
 
 def make_site(root: Path, *, id_type: str = "string", **serving: Any) -> Site:
-    ids = {"user_id": {"column": "user", "type": id_type}, "pin_id": {"column": "pin", "type": id_type}}
-    times = {"ts": {"column": "t", "unit": "us"}, "action_type": {"constant": "repin"}, "surface": {"constant": "home"}}
-    return Site.model_validate(
-        {
-            "name": "small",
-            "start_ds": DAYS[0],
-            "data_dir": str(root),
-            "engine": {"num_workers": 3, "memory_mb": 64},
-            "timelines": {"num_buckets": 2},
-            "serving": {"retention_days": 3, **serving},
-            "source": {
-                "root": str(root),
-                "actions": {"path": "{ds}.parquet", **ids, **times},
-                "pins": {"catalogue": {"path": "pins.parquet"}, "pin_id": ids["pin_id"], "vectors": "vector"},
-            },
-        }
+    return sites.make_site(
+        root,
+        id_type=id_type,
+        pin_id_type=id_type,
+        engine={"num_workers": 3, "memory_mb": 64},
+        serving={"retention_days": 3, **serving},
     )
 
 
@@ -87,7 +78,7 @@ def hash_of(pin_id: Any) -> int:
     return int(bucket_of(pa.array([pin_id]), 65_521)[0])
 
 
-def publish_features(site: Site, ds: str, pins: pa.Table) -> Manifest:
+def publish_features(site: Site, ds: str, pins: pa.Table) -> PinManifest:
     state = pin_state(site)
     dataset = create_bucket(state.bucket_path(0), pins)
     counts = {"pins": pins.num_rows, "candidates": sum(pins["is_candidate"].to_pylist())}

@@ -22,7 +22,7 @@ from pf_core.config.site import Site
 from pf_core.days import ds_range, ds_start_us, shift_ds
 from pf_core.embeddings.snapshot import merge_days, read_snapshot
 from pf_core.embeddings.snapshot_bucket import MAX_DEAD_SHARE
-from pf_core.embeddings.tables import embedding_state, snapshot_state
+from pf_core.embeddings.tables import UserEmbeddingManifest, embedding_state, snapshot_state
 from pf_core.embeddings.vectors import column_of, matrix_of
 from pf_core.engine.daily_state import Manifest, create_bucket, replace_rows, take_rows
 from pf_core.errors import PipelineError
@@ -48,7 +48,7 @@ def write_delta(
     mode: str = "active",
     model_version: str = "m1",
     columns: Mapping[str, pa.Array] | None = None,
-) -> Manifest:
+) -> UserEmbeddingManifest:
     """user_embeddings[ds]: one row a user; `columns` takes the place of what is right."""
     state, id_type = embedding_state(site), site.source.actions.user_id.type
     users = pa.array([user if id_type == "int" else str(user) for user in sorted(delta)], id_arrow_type(id_type))
@@ -139,7 +139,7 @@ def histories(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Delta]]:
         "compact_after_fragments": draw(st.sampled_from([2, 24])),
     }
     users = st.sampled_from([-7, 0, 1, 2, 30, 31, 10**12])
-    deltas = {}
+    deltas: dict[str, Mapping[Any, float]] = {}
     for number, ds in enumerate(DAYS):
         # A hundred idle users keep the share of deleted rows small, so that buckets are not compacted on every day.
         idle = dict.fromkeys(range(100, 200), 0.5) if number == 0 else {}
@@ -454,6 +454,7 @@ def kill_half_way(site: SmallSite, ds: str, num_buckets: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["active", "everyone"])
 def test_killed_while_merging(small_site: MakeSite, mode: str) -> None:
     """The day is there already, and stays as it is until the new one is whole."""
@@ -484,6 +485,7 @@ def test_killed_while_merging(small_site: MakeSite, mode: str) -> None:
     assert everything()[:2] == old[:2]
 
 
+@pytest.mark.slow
 def test_killed_in_the_very_first_build(small_site: MakeSite) -> None:
     site = small_site(**CRASH_OPTIONS)
     write_days(site, {DAYS[0]: dict.fromkeys(range(2000), 0.1)})

@@ -513,7 +513,7 @@ def test_a_range_equals_its_days_one_by_one(daily_site: Callable[..., DailySite]
     for ds in DAYS:
         assert together.rows(ds) == singly.rows(ds)
         keys = ("mode", "counts", "mean_vector")
-        one, other = together.state.require(ds), singly.state.require(ds)
+        one, other = dict(together.state.require(ds)), dict(singly.state.require(ds))
         assert [one[key] for key in keys] == [other[key] for key in keys]
     assert set(together.rows(DAYS[0])) == set(users)
 
@@ -556,6 +556,7 @@ site.embed([sys.argv[2]], model=site_model(site, sys.argv[3]))
 """
 
 
+@pytest.mark.slow
 def test_killed_while_embedding(daily_site: Callable[..., DailySite]) -> None:
     site = daily_site(**CRASH_OPTIONS)
     for day, ds in enumerate(DAYS[:2]):

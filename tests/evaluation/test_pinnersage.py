@@ -8,8 +8,8 @@ import torch
 from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor
 
+from pf_core.days import DAY_US
 from pf_core.evaluation.pinnersage import (
-    DAY_US,
     Clusters,
     PinnerSage,
     _cut_tree,

@@ -1,6 +1,7 @@
 """A training set with noisy content vectors is the same set with other vectors, made once; and what is new to users."""
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -10,13 +11,14 @@ from pf_core.evaluation.discovery import on_new_pins
 from pf_core.evaluation.question import open_question
 from pf_core.experiments.content_noise import FEATURE, make_noisy_set, noisy_manifest
 from pf_core.storage.files import read_json, write_json
-from pf_core.training.training_set import DESCRIPTION, latest_training_set, open_training_set
+from pf_core.training.training_set import DESCRIPTION, TrainingSetManifest, latest_training_set, open_training_set
+from tests.support.shared import SharedSites
 from tests.support.tiny_world import make_tiny_site
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    return make_tiny_site(tmp_path_factory.mktemp("tiny"))
+def site(shared_sites: SharedSites, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return shared_sites.copy("tiny-world", make_tiny_site, tmp_path_factory.mktemp("tiny"))
 
 
 def make(site: Site, noise: float, folder: Path) -> Path:
@@ -47,7 +49,7 @@ def test_the_noise_is_as_large_as_it_says(tmp_path: Path) -> None:
     np.save(base / FEATURE, clean)
     write_json(base / DESCRIPTION, {"fingerprint": "f"})
     for noise in (1.0, 3.0):
-        manifest = noisy_manifest({"fingerprint": "f"}, noise)
+        manifest = noisy_manifest(cast("TrainingSetManifest", {"fingerprint": "f"}), noise)
         make_noisy_set(base, manifest, tmp_path / f"{noise}" / "set")
         noisy = np.load(tmp_path / f"{noise}" / "set" / FEATURE)
         length = np.linalg.norm(clean, axis=1)
@@ -60,7 +62,9 @@ def test_a_vector_of_zeros_stays_one(tmp_path: Path) -> None:
     base = tmp_path / "base"
     (base / "pins").mkdir(parents=True)
     np.save(base / FEATURE, np.zeros((3, 4), np.float32))
-    make_noisy_set(base, noisy_manifest({"fingerprint": "f"}, 1.0), tmp_path / "noisy" / "set")
+    make_noisy_set(
+        base, noisy_manifest(cast("TrainingSetManifest", {"fingerprint": "f"}), 1.0), tmp_path / "noisy" / "set"
+    )
     np.testing.assert_array_equal(np.load(tmp_path / "noisy" / "set" / FEATURE), np.zeros((3, 4)))
 
 

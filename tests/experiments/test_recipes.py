@@ -18,6 +18,7 @@ from pf_core.experiments.recipe import BASE, CORE_SETS, Baseline, Experiment, Re
 from pf_core.experiments.recipes import experiments, recipes
 from pf_core.training.trainer import train
 from pf_core.training.training_set import latest_training_set, open_training_set
+from tests.support.shared import SharedSites
 from tests.support.tiny_world import EXPERIMENTS_SITE, make_tiny_site
 
 DEMO_SITE = EXPERIMENTS_SITE.parents[1] / "demo.yaml"
@@ -195,9 +196,9 @@ class Silence:
 
 
 @pytest.fixture(scope="module")
-def tiny_site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+def tiny_site(shared_sites: SharedSites) -> Site:
     torch.set_num_threads(1)
-    return make_tiny_site(tmp_path_factory.mktemp("tiny"))
+    return shared_sites.get("tiny-world", make_tiny_site)
 
 
 def run(experiment: Experiment, site: Site, question: Question, run_dir: Path) -> Scores:

@@ -56,7 +56,8 @@ def some_actions(lengths: list[int], *, num_steps: int | None = None) -> Sequenc
 def row_of(actions: Sequences, row: int) -> Sequences:
     """One sequence alone, without padding."""
     length = int(actions.length_R[row])
-    return Sequences(*(tensor[row : row + 1, :length] for tensor in actions[:-1]), actions.length_R[row : row + 1])
+    cut = [tensor[row : row + 1, :length] for tensor in actions[:-1]]
+    return Sequences(*cut, actions.length_R[row : row + 1])  # type: ignore[call-arg]
 
 
 # --- an independent transformer: float64, one sequence at a time, loops ---------------------------
@@ -321,7 +322,8 @@ def test_without_time_features_time_is_ignored() -> None:
 def test_the_positional_encoding_can_be_removed() -> None:
     model = tiny_model(num_layers=0, features={"position": False, "since_latest": False, "gap": False})
     assert not any("position" in name for name, _ in model.named_parameters())
-    twice = Sequences(*(tensor.repeat_interleave(2, dim=1) for tensor in some_actions([3])[:-1]), torch.tensor([6]))
+    doubled = [tensor.repeat_interleave(2, dim=1) for tensor in some_actions([3])[:-1]]
+    twice = Sequences(*doubled, torch.tensor([6]))  # type: ignore[call-arg]
     torch.testing.assert_close(model.encode(twice)[0, 0::2], model.encode(twice)[0, 1::2], atol=1e-5, rtol=1e-5)
 
 

@@ -124,7 +124,12 @@ def object_storage() -> Iterator[dict[str, str]]:
 
 
 def new_bucket(server: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """s3://…, with the clients' settings in the environment, and a cache of this test's own."""
+    """s3://…, with the clients' settings in the environment, and a cache of this test's own.
+
+    s3fs and MLflow keep their clients, and neither has AWS_ENDPOINT_URL in the key: without clearing both, a test that
+    follows one with another server would call the server that has ended.
+    """
+    from mlflow.store.artifact import s3_artifact_repo
     from s3fs import S3FileSystem
 
     from pf_core.storage.files import path_of
@@ -132,7 +137,8 @@ def new_bucket(server: dict[str, str], tmp_path: Path, monkeypatch: pytest.Monke
     for name, value in server.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PF_LOCAL_DIR", str(tmp_path / "this-machine"))
-    S3FileSystem.clear_instance_cache()  # of another test's server
+    S3FileSystem.clear_instance_cache()
+    s3_artifact_repo._cached_get_s3_client.cache_clear()
     bucket = f"s3://pf-{secrets.token_hex(6)}"
     path_of(bucket).mkdir()
     return bucket

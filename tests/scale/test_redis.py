@@ -49,14 +49,14 @@ def server() -> Iterator[str]:
         yield address
 
 
-def make_site(root: Path, **store: Any) -> Site:
+def cluster_site(root: Path, **store: Any) -> Site:
     site = releases.make_site(root, keep_releases=2, store={"key_prefix": root.name, **store})
     return site.model_copy(update={"timelines": TimelineConfig(num_buckets=NUM_BUCKETS)})
 
 
 @pytest.fixture
 def site(nodes: RedisNodes, tmp_path: Path) -> Site:
-    return make_site(tmp_path, kind="redis", url=nodes.url, cluster=True)
+    return cluster_site(tmp_path, kind="redis", url=nodes.url, cluster=True)
 
 
 def keys_of(site: Site, nodes: RedisNodes) -> dict[str, int]:
@@ -71,7 +71,7 @@ def keys_of(site: Site, nodes: RedisNodes) -> dict[str, int]:
 
 
 def test_the_cluster_has_what_lmdb_has(site: Site, nodes: RedisNodes, tmp_path: Path) -> None:
-    local = make_site(tmp_path / "local")
+    local = cluster_site(tmp_path / "local")
     write_day(local, DAYS[0], USERS, version=1)
     write_day(site, DAYS[0], USERS, version=1)
     told: list[str] = []
@@ -135,7 +135,7 @@ def test_faults_are_sentences_and_the_release_before_stays(
     nodes: RedisNodes, server: str, tmp_path: Path, is_cluster: bool
 ) -> None:
     def site_at(url: str, *, cluster: bool = is_cluster) -> Site:
-        return make_site(tmp_path, kind="redis", url=url, cluster=cluster)
+        return cluster_site(tmp_path, kind="redis", url=url, cluster=cluster)
 
     right = nodes.url if is_cluster else server
     where, password = right.rpartition("@")[2], right.split("@")[0].rpartition(":")[2]

@@ -38,6 +38,7 @@ from pf_core.serving.index import (
     require_index,
     search_shard,
 )
+from tests.support import sites
 
 REPOSITORY = Path(__file__).parents[2]
 DAYS = ds_range("2026-01-01", "2026-01-05")
@@ -45,22 +46,8 @@ DIM = 16
 
 
 def make_site(root: Path, *, id_type: IdType = "string", **index: Any) -> Site:
-    ids = {"user_id": {"column": "user", "type": id_type}, "pin_id": {"column": "pin", "type": id_type}}
-    times = {"ts": {"column": "t", "unit": "us"}, "action_type": {"constant": "repin"}, "surface": {"constant": "home"}}
-    return Site.model_validate(
-        {
-            "name": "small",
-            "start_ds": DAYS[0],
-            "data_dir": str(root),
-            "timelines": {"num_buckets": 2},
-            "serving": {"index": {"sample_users": 100, **index}},
-            "source": {
-                "root": str(root),
-                "actions": {"path": "{ds}.parquet", **ids, **times},
-                "pins": {"catalogue": {"path": "pins.parquet"}, "pin_id": ids["pin_id"], "vectors": "vector"},
-            },
-        }
-    )
+    serving = {"index": {"sample_users": 100, **index}}
+    return sites.make_site(root, id_type=id_type, pin_id_type=id_type, serving=serving)
 
 
 def unit_vectors(num: int, *, seed: int = 0) -> np.ndarray:
@@ -436,6 +423,7 @@ build(make_site(root, links=8, num_shards=2), DAYS[:1])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["sample_users", "publish_build"])
 def test_killed_while_building(tmp_path: Path, where: str) -> None:
     site, new_site = make_site(tmp_path), make_site(tmp_path, links=8, num_shards=2)

@@ -502,6 +502,7 @@ def serving_of(site: Site) -> str:
     return json.dumps(site.serving.model_dump(include={"store"}))
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     processes = []
     for kind in ("lmdb", "redis"):

@@ -23,8 +23,12 @@ from pf_core.embeddings.tables import snapshot_state
 from pf_core.embeddings.vectors import matrix_of
 from pf_core.model.checkpoint import save_model
 from pf_core.model.towers import PinnerFormer
+from pf_core.serving.client import Serving
+from pf_core.serving.index import PinIndex
 from pf_core.training.plan import models_dir
-from tests.support.sites import START, SmallSite
+from tests.support import sites
+from tests.support.shared import SharedSites
+from tests.support.sites import START
 
 NUM_USERS, NUM_PINS, NUM_INTERESTS, FEATURE_DIM = 60, 80, 4, 8
 Rows = dict[str, list[Any]]
@@ -64,11 +68,11 @@ def _where(values: list[Any], flags: list[bool], wanted: bool) -> list[Any]:
     return [value for value, flag in zip(values, flags, strict=True) if flag == wanted]
 
 
-def make_site(root: Path, *, last: str, serving: dict[str, Any] | None = None, **options: Any) -> Site:
+def make_daily_site(root: Path, *, last: str, serving: dict[str, Any] | None = None, **options: Any) -> Site:
     """Logs and catalogue from START to `last`; nothing is materialized."""
     quality = {"min_volume_ratio": 0.0, "max_volume_ratio": 100.0}
-    small = SmallSite(root, {"end_ds": last, "quality": quality, "late_days": 1} | options)
-    small.engine.__exit__(None, None, None)
+    served: dict[str, Any] = {"index": {"sample_users": 20}, "keep_releases": 3} | (serving or {})
+    site = sites.make_site(root, **{"end_ds": last, "quality": quality, "late_days": 1, "serving": served} | options)
     write_logs(root, ds_range(START, last))
     rng = np.random.default_rng(7)
     vectors = np.repeat(np.eye(NUM_INTERESTS), 2, axis=1)[np.arange(NUM_PINS) % NUM_INTERESTS]
@@ -81,15 +85,58 @@ def make_site(root: Path, *, last: str, serving: dict[str, Any] | None = None, *
             "vector": pa.array(vectors[chosen].tolist(), pa.list_(pa.float64())),
         }
         pq.write_table(pa.table(catalogue), root / "pins" / f"{ds}.parquet")
-    fields = small.site.model_dump(mode="json")
-    fields["serving"] |= {"index": {"sample_users": 20}, "keep_releases": 3} | (serving or {})
-    return Site.model_validate(fields)
+    return site
 
 
-def register_model(site: Site, seed: int = 0) -> RegisteredModel:
-    """The tiny model with random weights as a registry version: candidate, and champion if it is the first."""
+class DailySites:
+    """Copies of the site with a champion: without any day, or after its first days were released."""
+
+    def __init__(self, shared: SharedSites, folder: Path) -> None:
+        self._shared, self._folder, self._num_copies = shared, folder, 0
+
+    def new(self) -> Site:
+        """Logs of eight days and a champion; nothing is materialized."""
+        return self._copy("daily", self._make_new)
+
+    def released(self, last: int) -> Site:
+        """The same after one run over the days 0 to `last`."""
+        return self._copy(f"daily-{last}", lambda root: self._make_released(root, last))
+
+    def released_twice(self) -> Site:
+        """The same after a run over the days 0 to 2, and one of day 3."""
+        return self._copy("daily-2-3", self._make_released_twice)
+
+    def other_data(self, site: Site, folder: Path) -> Site:
+        """The logs of this site, with the same champion and nothing else in another data directory."""
+        other = self._shared.add_mlflow(site.model_copy(update={"data_dir": str(folder)}))
+        register_model(other)
+        return other
+
+    def _copy(self, name: str, make: Callable[[Path], Site]) -> Site:
+        self._num_copies += 1
+        return self._shared.copy(name, make, self._folder / f"{name}-copy-{self._num_copies}")
+
+    def _make_new(self, root: Path) -> Site:
+        site = self._shared.add_mlflow(make_daily_site(root, last=day(7)))
+        register_model(site)
+        return site
+
+    def _make_released(self, root: Path, last: int) -> Site:
+        site = self._shared.copy("daily", self._make_new, root)
+        with dg.DagsterInstance.ephemeral() as instance:
+            assert run(site, instance, START, day(last)).success
+        return site
+
+    def _make_released_twice(self, root: Path) -> Site:
+        site = self._shared.copy("daily-2", lambda root: self._make_released(root, 2), root)
+        with dg.DagsterInstance.ephemeral() as instance:
+            assert run(site, instance, day(3)).success
+        return site
+
+
+def write_model(site: Site, seed: int = 0) -> Path:
+    """Write the tiny model with random weights; return its folder, which is named after the model's version."""
     torch.manual_seed(seed)
-    words = {"action_types": ["click", "closeup", "repin"], "surfaces": ["homefeed", "search"]}
     config = tiny()
     model = PinnerFormer(
         config.model,
@@ -98,20 +145,26 @@ def register_model(site: Site, seed: int = 0) -> RegisteredModel:
         num_surfaces=2,
         time_origin_us=ds_start_us(START),
     )
-    description = words | {
+    description = {
+        "action_types": ["click", "closeup", "repin"],
+        "surfaces": ["homefeed", "search"],
         "feature_dim": FEATURE_DIM,
         "feature_scale": 1.0,
         "time_origin_us": ds_start_us(START),
         "cut_ds": START,
         "config": config.model_dump(mode="json"),
     }
-    model_version = f"model{seed:07d}"
-    run_dir = models_dir(site) / model_version
+    run_dir = models_dir(site) / f"model{seed:07d}"
     save_model(run_dir / "model", model, description)
-    tracking = Tracking(site)
-    run = tracking.start(run_dir, name=model_version, params={}, tags={})
+    return run_dir
+
+
+def register_model(site: Site, seed: int = 0) -> RegisteredModel:
+    """The same model as a registry version: candidate, and champion if it is the first."""
+    run_dir, tracking = write_model(site, seed), Tracking(site)
+    run = tracking.start(run_dir, name=run_dir.name, params={}, tags={})
     tracking.keep(run, [run_dir / "model"])
-    tracking.register(run, run_dir, model_version=model_version)
+    tracking.register(run, run_dir, model_version=run_dir.name)
     candidate = tracking.candidate()
     assert candidate is not None
     return candidate
@@ -152,6 +205,34 @@ def snapshot(site: Site, ds: str) -> dict[Any, tuple[Any, ...]]:
         for number, row in enumerate(table.drop_columns(["embedding"]).to_pylist()):
             users[row["user_id"]] = (vectors[number].tobytes(), *list(row.values())[1:])
     return users
+
+
+def release_content(site: Site) -> tuple[Any, ...]:
+    """Every user's vector in the store, and every pin's in the index."""
+    release = Serving(site).release()
+    users = sorted(snapshot(site, release.manifest["ds"]))
+    vectors, found = release.embeddings(users)
+    assert found.all()
+    assert release.manifest["counts"]["users"] == len(users)
+    index = release.index
+    assert isinstance(index, PinIndex)
+    pins = index.pin_ids.to_pylist()
+    return users, vectors.tobytes(), pins, index.vectors(np.arange(len(pins))).tobytes()
+
+
+def wrong_surface(rows: Rows) -> Rows:
+    return rows | {"place": ["find" if place == "home" else "home" for place in rows["place"]]}
+
+
+def duplicated(rows: Rows) -> Rows:
+    """Each event a second time, one second later: not an exact duplicate, which ingestion would drop."""
+    doubled = {name: values + values for name, values in rows.items()}
+    return doubled | {"time_us": rows["time_us"] + [time + 1_000_000 for time in rows["time_us"]]}
+
+
+def shifted_clock(rows: Rows) -> Rows:
+    """Nine hours slow: many events seem to have happened on the day before."""
+    return rows | {"time_us": [time - 9 * 3_600_000_000 for time in rows["time_us"]]}
 
 
 def day(number: int) -> str:

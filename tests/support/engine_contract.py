@@ -14,24 +14,29 @@ from pf_core.serving.index import index_manifest
 from pf_core.serving.releases import list_releases
 from pf_core.storage.files import path_of, read_parquet, upload
 from pf_core.timelines.build import read_bucket, timeline_state
-from tests.support.daily import day, make_site, register_model, run, snapshot
+from tests.support.daily import day, make_daily_site, register_model, run, snapshot
+from tests.support.shared import SharedSites
 from tests.support.sites import START
 
 LAST = day(5)
 NUM_BUCKETS = 5
 
 
-def run_daily_path(root: Path, engine: EngineConfig, *, bucket: str | None = None) -> dict[str, Any]:
+def run_daily_path(
+    root: Path, engine: EngineConfig, *, bucket: str | None = None, shared: SharedSites | None = None
+) -> dict[str, Any]:
     """A range of days from nothing, a rebuild of one, then a morning; and what came of it."""
-    site = contract_site(root, engine, bucket=bucket)
+    site = contract_site(root, engine, bucket=bucket, shared=shared)
     materialize_days(site, root)
     return values_of(site)
 
 
-def contract_site(root: Path, engine: EngineConfig, *, bucket: str | None = None) -> Site:
-    """With logs and a model; with a bucket (s3://…), everything is there."""
+def contract_site(
+    root: Path, engine: EngineConfig, *, bucket: str | None = None, shared: SharedSites | None = None
+) -> Site:
+    """A site with logs and a model; with a bucket (s3://…), everything is there."""
     root.mkdir()
-    site = make_site(
+    site = make_daily_site(
         root,
         last=LAST,
         timelines={"num_buckets": NUM_BUCKETS},
@@ -40,6 +45,8 @@ def contract_site(root: Path, engine: EngineConfig, *, bucket: str | None = None
     site = site.model_copy(update={"engine": engine})
     if bucket is not None:
         site = moved_to(site, root, bucket)
+    if shared is not None:
+        shared.add_mlflow(site)
     register_model(site)
     return site
 

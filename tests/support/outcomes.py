@@ -1,6 +1,7 @@
 """Scores with known statistics, and a store's worth of them in which the paper's tables come true."""
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -41,13 +42,17 @@ def user_scores(
     )
 
 
-def scores(question: str = "q", **frequencies: UserScores) -> Scores:
+def scores(question: str = "q", /, **frequencies: UserScores) -> Scores:
+    return scores_of({cast("Frequency", name): found for name, found in frequencies.items()}, question=question)
+
+
+def scores_of(frequencies: Mapping[Frequency, UserScores], *, question: str = "q") -> Scores:
     num_users = len(next(iter(frequencies.values())).recall_at_10)
     return Scores(
         question=question,
         index_size=INDEX_SIZE,
         user_ids=pa.array(np.arange(num_users)),
-        frequencies={name: frequencies[name] for name in frequencies},  # type: ignore[misc]
+        frequencies=dict(frequencies),
     )
 
 
@@ -75,11 +80,11 @@ def make_store(experiments: Mapping[str, Experiment], base: ModelConfig, *, num_
         outcomes[experiment.name] = []
         for _ in range(experiment.num_seeds):
             luck = rng.normal(0, 0.001)
-            parts = {
+            parts: dict[Frequency, UserScores] = {
                 frequency: _random_scores(rng, experiment.name, frequency, known, user_noise_U + luck)
                 for frequency in experiment.frequencies
             }
-            outcomes[experiment.name].append(scores(**parts))
+            outcomes[experiment.name].append(scores_of(parts))
     return Results(outcomes)
 
 

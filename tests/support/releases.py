@@ -21,12 +21,11 @@ import numpy as np
 import pyarrow as pa
 import redis
 
-from pf_core.config.serving import ServingConfig
 from pf_core.config.site import Site
 from pf_core.days import ds_start
-from pf_core.embeddings.tables import pin_embedding_state, snapshot_state
+from pf_core.embeddings.tables import SnapshotManifest, pin_embedding_state, snapshot_state
 from pf_core.embeddings.vectors import column_of
-from pf_core.engine.daily_state import Manifest, create_bucket
+from pf_core.engine.daily_state import create_bucket
 from pf_core.engine.local import LocalEngine
 from pf_core.hashing import bucket_of, digest_of
 from pf_core.schemas import IdType, pin_embeddings_schema, user_embeddings_schema
@@ -35,7 +34,7 @@ from pf_core.serving.client import Serving
 from pf_core.serving.index import IndexManifest
 from pf_core.serving.publish import publish_release
 from pf_core.serving.releases import ReleaseManifest
-from tests.support.sites import SmallSite
+from tests.support import sites
 
 DIM = 8
 NUM_BUCKETS = 4
@@ -47,9 +46,7 @@ def silent(message: str) -> None:
 
 
 def make_site(root: Path, *, id_type: str = "int", **serving: Any) -> Site:
-    root.mkdir(parents=True, exist_ok=True)
-    site = SmallSite(root, {"id_type": id_type, "timelines": {"num_buckets": NUM_BUCKETS}}).site
-    return site.model_copy(update={"serving": ServingConfig.model_validate(serving)})
+    return sites.make_site(root, id_type=id_type, timelines={"num_buckets": NUM_BUCKETS}, serving=serving)
 
 
 def model_of(version: int) -> str:
@@ -88,7 +85,7 @@ def split_rows(rows: pa.Table, num_buckets: int = NUM_BUCKETS) -> list[tuple[int
     return [(number, rows.filter(pa.array(bucket == number))) for number in range(num_buckets)]
 
 
-def write_snapshot(site: Site, ds: str, users: Sequence[int | str], version: int) -> Manifest:
+def write_snapshot(site: Site, ds: str, users: Sequence[int | str], version: int) -> SnapshotManifest:
     state = snapshot_state(site)
     versions = [
         create_bucket(state.bucket_path(bucket), rows).version

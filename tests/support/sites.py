@@ -36,11 +36,13 @@ class SmallSite:
 
     def _config(self) -> dict[str, Any]:
         id_type = self.options.get("id_type", "int")
+        pin_id = {"column": "pin", "type": self.options.get("pin_id_type", "string")}
         timelines = {"num_buckets": 2, "window_days": 365, "max_actions": 1000, "retention_days": 60}
+        engine = {"num_workers": 1, "memory_mb": self.options.get("memory_mb", 256)}
         actions: dict[str, Any] = {
             "path": self.options.get("path", "logs/{ds}.parquet"),
             "user_id": {"column": "user", "type": id_type},
-            "pin_id": {"column": "pin", "type": "string"},
+            "pin_id": pin_id,
             "ts": {"column": "time_us", "unit": "us"},
             "action_type": {"column": "event", "values": {"save": "repin", "look": "closeup", "go": "click"}},
             "surface": {"column": "place", "values": {"home": "homefeed", "find": "search"}},
@@ -54,15 +56,16 @@ class SmallSite:
             "end_ds": self.options.get("end_ds"),
             "data_dir": str(self.root / "data"),
             "deletion_list": str(self.root / "forget.txt"),
-            "engine": {"num_workers": 1, "memory_mb": self.options.get("memory_mb", 256)},
+            "engine": engine | self.options.get("engine", {}),
             "timelines": timelines | self.options.get("timelines", {}),
             "quality": self.options.get("quality", {}),
+            "serving": self.options.get("serving", {}),
             "source": {
                 "root": str(self.root),
                 "actions": actions,
                 "pins": {
                     "catalogue": {"path": "pins/{ds}.parquet"},
-                    "pin_id": {"column": "pin", "type": "string"},
+                    "pin_id": pin_id,
                     "vectors": "vector",
                 },
             },
@@ -113,6 +116,12 @@ class SmallSite:
                 columns = ("ts", "pin_id", "action_type", "surface", "duration_s")
                 result[row["user_id"]] = list(zip(*(row[name] for name in columns), strict=True))
         return result
+
+
+def make_site(root: Path, **options: Any) -> Site:
+    """The site of a SmallSite with these options, for tests that need no logs and no engine of its own."""
+    root.mkdir(parents=True, exist_ok=True)
+    return SmallSite(root, options).site
 
 
 def _silent(message: str) -> None:

@@ -28,7 +28,7 @@ def make_tiny_site(root: Path, *, bucket: str | None = None, **training: Any) ->
     if bucket is not None:
         upload(root / "experiments_site", path_of(f"{bucket}/experiments_site"))
     site = load_site(EXPERIMENTS_SITE, environment={"PF_DATA_DIR": bucket or str(root)})
-    chosen = {"preset": "tiny", "changes": STEPS, "launch": LaunchConfig(num_workers=0)} | training
+    chosen: dict[str, Any] = {"preset": "tiny", "changes": STEPS, "launch": LaunchConfig(num_workers=0)} | training
     site = site.model_copy(
         update={
             "end_ds": world.dates[-1],

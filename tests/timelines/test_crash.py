@@ -16,6 +16,8 @@ from pf_core.timelines.build import timeline_state
 from tests.support.scattered import ScatteredEngine
 from tests.support.sites import START, SmallSite
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).parents[2]
 DAYS = ds_range(START, shift_ds(START, 2))
 OPTIONS: dict[str, Any] = {"timelines": {"num_buckets": 16}}
@@ -70,7 +72,7 @@ def test_killed_while_writing_raw_actions(site: SmallSite) -> None:
         assert now is not None
         assert now["files"] == before["files"]
         assert site.actions(DAYS[0]) == expected
-        before = now
+        before = dict(now)
     assert num_kills >= 1
     [after] = site.ingest(DAYS[:1])
     assert after["files"] == before["files"]

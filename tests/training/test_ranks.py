@@ -95,7 +95,7 @@ def share_of(scenario: str, step: int, rank: int, world_size: int) -> Share:
     row_Q, position_Q = query_Q2.reshape(-1, 2).T
     weight_P = 1 / torch.bincount(user_P, minlength=1)[user_P].float()
     return Share(
-        Sequences(*columns, torch.tensor(lengths, dtype=torch.int64)),
+        Sequences(*columns, torch.tensor(lengths, dtype=torch.int64)),  # type: ignore[call-arg]
         row_Q,
         position_Q,
         Pairs(torch.arange(len(pins)), user_P, weight_P, pin_P, pin_P % 5 != 0, num_users),

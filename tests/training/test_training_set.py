@@ -28,6 +28,7 @@ from pf_core.storage.locks import exclusive
 from pf_core.timelines.arrays import Timelines
 from pf_core.training.training_set import (
     TrainingSet,
+    TrainingSetManifest,
     build_training_set,
     cut_of,
     latest_training_set,
@@ -95,7 +96,7 @@ def materialize(site: SmallSite, days: Sequence[str]) -> None:
     list(build_pin_features(site.site, days, engine=site.engine, progress=lambda _: None))
 
 
-def build(site: SmallSite, cut_ds: str | None = None) -> tuple[dict[str, Any], TrainingSet]:
+def build(site: SmallSite, cut_ds: str | None = None) -> tuple[TrainingSetManifest, TrainingSet]:
     manifest = build_training_set(site.site, cut_ds=cut_ds, engine=site.engine, progress=lambda _: None)
     return manifest, open_training_set(latest_training_set(site.site))
 
@@ -176,8 +177,9 @@ def test_the_arrays_hold_the_timelines(small_site: MakeSite, id_type: str) -> No
     assert in_words(data, data.held_out) == held_out
     assert len(train) > 30
     assert len(held_out) > 5
-    for name, split in (("train", train), ("held_out", held_out)):
-        assert manifest["counts"][name] == {
+    counts = manifest["counts"]
+    for counted, split in ((counts["train"], train), (counts["held_out"], held_out)):
+        assert counted == {
             "users": len(split),
             "actions": sum(len(rows) for rows in split.values()),
             "positives": sum(row[-1] for rows in split.values() for row in rows),
@@ -329,7 +331,7 @@ def test_nothing_later_than_the_cut_has_an_influence(world: list[tuple[list[Acti
             manifest, data = build(site)
             for split in (data.train, data.held_out):
                 assert (split.ts < ds_start_us(shift_ds(DAYS[cut], 1))).all()
-            manifests.append(manifest)
+            manifests.append(dict(manifest))
         for name in ("files", "fingerprint", "counts", "vocabularies", "time_origin_us", "cut_us"):
             assert manifests[0][name] == manifests[1][name]
 
