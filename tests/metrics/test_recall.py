@@ -88,7 +88,7 @@ def test_ties_count_against_the_positive_whatever_the_rounding(dim: int) -> None
     pins = torch.nn.functional.normalize(torch.randn(300, dim), dim=1)
     users = torch.nn.functional.normalize(pins + 0.1 * torch.randn(300, dim) / dim**0.5, dim=1)
     number = torch.arange(300)
-    # Defect: between 20 % and 44 % of these positives count as found.
+    # A tie counts against the positive: scores that are rounded apart would find 20 % to 44 % of them.
     assert recall_at_k(users, number, number, pins, number + 1000, pins, k=1).mean() == 0
     assert recall_at_k(users, number, number, pins, number, pins, k=1).mean() == 1
 

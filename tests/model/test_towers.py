@@ -347,7 +347,7 @@ def test_the_towers_start_near_identity(feature_dim: int, hidden_dim: int, embed
     taste = torch.randn(30, 1, feature_dim)
     actions = some_actions([20] * 30)._replace(feature_RSF=taste + 0.3 * torch.randn(30, 20, feature_dim))
     scores = model.embed_users(actions) @ model.embed_pins(actions.feature_RSF.mean(dim=1)).T
-    # Defects: (64, 32, ≤ 32) project users and pins apart; (16, 32, 160) has no room for 2 * 160 mirrored units.
+    # Users and pins must be projected alike, also with (64, 32, ≤ 32) and without room for 2 * 160 mirrored units.
     # Content that is wider than the hidden state is projected; pins that keep all of it are then only partly met.
     assert scores.diagonal().mean() > (0.65 if hidden_dim < feature_dim <= embedding_dim else 0.9)
     assert (scores.argmax(dim=1) == torch.arange(30)).float().mean() > 0.9
