@@ -310,7 +310,7 @@ def _vector_kind(value: Any) -> str:
     return "npy" if "npy" in keys or "ids" in keys else "column" if "column" in keys else "learned"
 
 
-Vectors = Annotated[
+VectorSource = Annotated[
     Annotated[NpyVectors, Tag("npy")]
     | Annotated[LearnedVectors, Tag("learned")]
     | Annotated[ColumnVectors, Tag("column")],
@@ -330,7 +330,7 @@ class PinsSource(Strict):
     """The column with pin ids."""
     catalogue: Files | None = None
     """Files with one row a pin; without them, the pins are those that have a vector."""
-    vectors: Vectors
+    vectors: VectorSource
     """Where the vector of each pin comes from."""
     interest: str | None = None
     """Name of the column with the interest (topic) of a pin; without it, every interest is unknown."""
