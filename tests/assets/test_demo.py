@@ -21,7 +21,7 @@ from pf_core.world.config import tiny
 from tests.support.shared import SharedSites
 from tests.support.training_here import RUN_RANKS, run_rank_here
 
-DEMO = "pf_assets.cli.main"
+DEMO = "pf_assets.cli.demo"
 """The module of the command."""
 
 WORLD = tiny(num_users=200, num_days=18)
