@@ -1,23 +1,18 @@
 """`pf demo` on a tiny world: the command line, the site file and every asset, as `make demo` runs them."""
 
-import os
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from pf_assets.cli.main import app
-from pf_assets.definitions import build_definitions
-from pf_assets.settings import DEMO_SITE
-from pf_core.config.site import Site, load_site
 from pf_core.days import ds_range
 from pf_core.embeddings.tables import snapshot_state
 from pf_core.logs.partition import ingested_days
 from pf_core.serving.client import Serving
 from pf_core.world.config import tiny
+from tests.support.demo_site import Runs, write_site_file
 from tests.support.shared import SharedSites
 from tests.support.training_here import RUN_RANKS, run_rank_here
 
@@ -26,39 +21,6 @@ DEMO = "pf_assets.cli.demo"
 
 WORLD = tiny(num_users=200, num_days=18)
 LAST = WORLD.dates[-1]
-STEPS = {"optimizer": {"num_steps": 4}, "log_every": 2, "evaluate_every": 4, "checkpoint_every": 4}
-
-
-def write_site_file(path: Path) -> Site:
-    """The demo's own site file, with the size of the tiny world."""
-    content = yaml.safe_load(DEMO_SITE.read_text())
-    content["end_ds"] = LAST
-    content["engine"] = {"num_workers": 1, "memory_mb": 256}
-    content["timelines"]["num_buckets"] = 2
-    content["training"] |= {"preset": "tiny", "changes": STEPS, "evaluation_days": 2, "launch": {"num_workers": 0}}
-    path.write_text(yaml.safe_dump(content))
-    return load_site(path, environment=os.environ)
-
-
-class Runs:
-    """Dagster runs in this process instead of one process each."""
-
-    def __init__(self, site: Site, instance: dg.DagsterInstance) -> None:
-        self._site, self._instance = site, instance
-        self.done: list[tuple[str, list[str] | None]] = []
-
-    def materialize(self, assets: str, days: list[str] | None = None, *, config: dict[str, Any] | None = None) -> None:
-        definitions = build_definitions(self._site)
-        ranged = {} if days is None else {"start": days[0], "end": days[-1]}
-        result = dg.materialize(
-            [*(definitions.assets or []), *(definitions.asset_checks or [])],
-            selection=dg.AssetSelection.assets(*assets.split(",")),
-            instance=self._instance,
-            tags={f"dagster/asset_partition_range_{name}": ds for name, ds in ranged.items()},
-            run_config=config,
-        )
-        assert result.success
-        self.done.append((assets, days))
 
 
 def test_the_demo_runs_the_whole_graph_once(
@@ -66,7 +28,7 @@ def test_the_demo_runs_the_whole_graph_once(
 ) -> None:
     monkeypatch.setenv("PF_DATA_DIR", str(tmp_path / "data"))
     (tmp_path / "dagster.yaml").touch()
-    site = shared_sites.add_mlflow(write_site_file(tmp_path / "demo.yaml"))
+    site = shared_sites.add_mlflow(write_site_file(tmp_path / "demo.yaml", WORLD))
     runs = Runs(site, memory_instance)
     monkeypatch.setattr(f"{DEMO}.DEMO_SITE", tmp_path / "demo.yaml")
     monkeypatch.setattr(f"{DEMO}.materialize", runs.materialize)
