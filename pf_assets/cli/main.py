@@ -59,11 +59,11 @@ COMMANDS = {
     ),
     "ablations": LazyCommand(
         "pf_assets.cli.experiments",
-        "Train and judge every recipe that is not finished, the most important first; Ctrl-C, and later go on.",
+        "Train and judge every recipe that is not finished, the most important first; a second call goes on.",
     ),
     "report": LazyCommand(
         "pf_assets.cli.experiments",
-        "Write the page with every table, figure and verdict, from the runs that are there.",
+        "Write the page with every table, figure and verdict, from the finished runs.",
     ),
 }
 
