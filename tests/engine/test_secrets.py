@@ -43,8 +43,6 @@ STAGES = (
     "user_embedding_snapshot",
     "pin_index",
 )
-STILL_PICKLE_THE_SITE = set(STAGES) - {"user_embedding_snapshot"}
-"""Stages whose tasks still carry the whole Site; remove a stage when its tasks carry only the fields that they read."""
 
 
 class PicklingEngine(LocalEngine):
@@ -139,13 +137,8 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[bytes]]:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_no_task_carries_a_secret_of_the_site_file(
-    stage: str, sent: dict[str, list[bytes]], request: pytest.FixtureRequest
-) -> None:
+def test_no_task_carries_a_secret_of_the_site_file(stage: str, sent: dict[str, list[bytes]]) -> None:
     assert sent[stage]
-    if stage in STILL_PICKLE_THE_SITE:
-        reason = f"tasks of {stage} still carry the whole Site"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=False))
     assert not [packed for packed in sent[stage] if SECRET.encode() in packed]
 
 
