@@ -73,7 +73,7 @@ def _figure(value: float) -> str:
 
 
 def plot_by_day(manifest: EvaluationManifest) -> Figure:
-    """Of the candidate's positives on each day after the cut, the share that was found: how an embedding grows old."""
+    """Plot the share of the positives found on each day after the cut: recall falls as an embedding grows old."""
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     axes = figure.add_subplot()
     for frequency, values in manifest["by_day"][manifest["candidate"]].items():

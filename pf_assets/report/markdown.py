@@ -13,7 +13,7 @@ def to_markdown(report: Report, *, figures: str) -> str:
 def _lines(report: Report, figures: str) -> Iterator[str]:
     yield "# What the paper claims, and what holds here"
     yield ""
-    yield "PinnerFormer (KDD 2022), every offline table and figure, trained anew and judged by one rule."
+    yield "PinnerFormer (KDD 2022), every offline table and figure, trained on this site and judged by one rule."
     yield ""
     yield from _grid(
         [*report.counts, "claims"],
@@ -32,7 +32,7 @@ def _lines(report: Report, figures: str) -> Iterator[str]:
     yield "✓ reproduced, ≈ not distinguishable, ✗ contradicted, · not run."
     yield ""
     if report.failed:
-        yield "What does not hold, or cannot be told:"
+        yield "What does not hold, or cannot be decided:"
         yield ""
         yield from (f"- {claim.mark} {claim.verdict}: {claim.says} (`{claim.id}`)" for claim in report.failed)
         yield ""

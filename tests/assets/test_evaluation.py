@@ -213,7 +213,7 @@ def app(site: Site, monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
     return app
 
 
-def told(app: typer.Typer, *arguments: str) -> str:
+def output_of(app: typer.Typer, *arguments: str) -> str:
     result = CliRunner().invoke(app, list(arguments))
     if isinstance(result.exception, PipelineError):
         return f"error: {result.exception}"
@@ -222,18 +222,18 @@ def told(app: typer.Typer, *arguments: str) -> str:
 
 
 def test_a_person_promotes_and_takes_it_back(app: typer.Typer, site: Site, instance: dg.DagsterInstance) -> None:
-    assert told(app).startswith("error: no model is registered yet")
+    assert output_of(app).startswith("error: no model is registered yet")
     register(site, "good", is_good=True)
     register(site, "bad", is_good=False)
     verdict(evaluate(site, instance))
-    assert told(app, "2").startswith("error: a promotion needs a reason")
-    assert "the champion is version 2, model bad-2" in told(app, "2", "--because", "for a test")
+    assert output_of(app, "2").startswith("error: a promotion needs a reason")
+    assert "the champion is version 2, model bad-2" in output_of(app, "2", "--because", "for a test")
     assert champion_of(site) == "bad-2"
-    assert told(app, "2", "--undo").startswith("error: a version and --undo are given")
-    assert told(app, "7", "--because", "a typo").startswith("error: pinnerformer-small has no version 7")
-    assert "the champion is version 1, model good-1" in told(app, "--undo", "--because", "it was a test")
+    assert output_of(app, "2", "--undo").startswith("error: a version and --undo are given")
+    assert output_of(app, "7", "--because", "a typo").startswith("error: pinnerformer-small has no version 7")
+    assert "the champion is version 1, model good-1" in output_of(app, "--undo", "--because", "it was a test")
     assert champion_of(site) == "good-1"
-    lines = told(app).splitlines()
+    lines = output_of(app).splitlines()
     recall = Tracking(site).versions()[0].tags["evaluation_recall_at_10"]
     assert lines[0].split()[:6] == ["version", "2", "bad-2", "candidate", "recall@10", recall]
     assert lines[1].startswith("  not promoted: recall@10")

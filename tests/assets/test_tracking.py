@@ -204,7 +204,7 @@ def test_a_champion_that_left_the_registry_is_skipped(tracking: Tracking) -> Non
 
 def test_models_are_found_by_the_name_that_they_serve_under(tracking: Tracking) -> None:
     register(tracking, "a", "b")
-    (start(tracking, "a")[1] / "mlflow.json").unlink()  # trained anew: the same model_version, another run
+    (start(tracking, "a")[1] / "mlflow.json").unlink()  # retrained: the same model_version, another run
     tracking.register(*start(tracking, "a"), model_version="a")
     assert [model.served_version for model in tracking.versions()] == ["a-3", "b-2", "a-1"]
     for model in tracking.versions():

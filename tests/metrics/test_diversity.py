@@ -8,7 +8,7 @@ from pf_core.metrics.diversity import interest_entropy, p90_coverage
 
 
 def test_everybody_sees_the_same() -> None:
-    """Of ten pins, each a tenth of the results, nine are 90 %."""
+    """Nine of ten pins with a tenth of the results each account for 90 %."""
     top_UK = torch.arange(10).repeat(500, 1)
     assert p90_coverage(top_UK, index_size=1000) == 9 / 1000
 

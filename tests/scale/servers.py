@@ -21,7 +21,7 @@ import redis
 from tests.support.releases import REDIS_SERVER
 
 NUM_SLOTS = 16_384
-"""Of a Redis Cluster."""
+"""Hash slots of a Redis Cluster."""
 POSTGRES_USER = "postgres"
 """Who owns the server's files if the tests run as root, which PostgreSQL refuses to."""
 PATIENCE_S = 60
@@ -150,7 +150,7 @@ def is_listening(port: int) -> bool:
 
 
 class RedisNodes:
-    """A Redis Cluster of three masters without replicas; what a node was told is there again when it is."""
+    """A Redis Cluster of three masters without replicas; a node that restarts has its data again."""
 
     def __init__(self, folder: Path, *, password: str) -> None:
         self._folder, self._password = folder, password
@@ -254,7 +254,7 @@ class SparkCluster:
             return 0
 
     def stop(self) -> None:
-        """Without asking: a master that is told to terminate may take its time for minutes."""
+        """Kill it: a master that gets SIGTERM may take minutes to end."""
         for process in self._processes:
             process.kill()
         for process in self._processes:

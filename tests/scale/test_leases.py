@@ -44,7 +44,7 @@ def folder(server: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def names(folder: Path) -> list[str]:
-    """Of all objects."""
+    """Keys of all objects below the folder."""
     store, root = object_store(folder)
     return [key.removeprefix(f"{root}/") for key in store.find(root)]
 

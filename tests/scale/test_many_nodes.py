@@ -95,7 +95,9 @@ def test_a_node_that_dies_and_comes_back_goes_on(planted: Path, tmp_path: Path) 
     config = choose("tiny", {"optimizer": {"num_steps": 300}, "checkpoint_every": 10, "evaluate_every": 300})
     launch, run_dir = two_nodes(), tmp_path / "killed"
     host = start_node(launch, planted, run_dir, config)
-    wait_until(lambda: is_listening(launch), host, "the rendezvous")  # on loopback, whoever comes first hosts it
+    wait_until(
+        lambda: is_listening(launch), host, "the rendezvous"
+    )  # on loopback, the first agent that listens hosts it
     other = start_node(launch, planted, run_dir, config)
     deadline = time.monotonic() + PATIENCE_S
     while not list((run_dir / "checkpoints").glob("step-*")):

@@ -30,7 +30,7 @@ PASSWORD = "s3cret-of-redis"
 DAYS = ["2026-01-01", "2026-01-02", "2026-01-03"]
 USERS = list(range(400))
 NUM_BUCKETS = 12
-"""So many that every node has some."""
+"""Enough buckets that every node has some."""
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +74,8 @@ def test_the_cluster_has_what_lmdb_has(site: Site, nodes: RedisNodes, tmp_path: 
     local = cluster_site(tmp_path / "local")
     write_day(local, DAYS[0], USERS, version=1)
     write_day(site, DAYS[0], USERS, version=1)
-    told: list[str] = []
-    expected, manifest = publish(local, DAYS[0]), publish(site, DAYS[0], num_workers=2, progress=told.append)
+    messages: list[str] = []
+    expected, manifest = publish(local, DAYS[0]), publish(site, DAYS[0], num_workers=2, progress=messages.append)
     assert manifest["counts"] == expected["counts"]
     assert manifest["checks"] == expected["checks"]
     asked = [*USERS, 999_999]
@@ -88,7 +88,7 @@ def test_the_cluster_has_what_lmdb_has(site: Site, nodes: RedisNodes, tmp_path: 
     for port in nodes.ports:
         with nodes.node(port) as node:
             assert node.dbsize() > 0
-    assert PASSWORD not in str(manifest) + "".join(told)
+    assert PASSWORD not in str(manifest) + "".join(messages)
     for path in tmp_path.rglob("*"):
         assert not path.is_file() or PASSWORD.encode() not in path.read_bytes(), path
 
@@ -121,10 +121,10 @@ def published(site: Site) -> list[str]:
 
 def assert_refused(site: Site, ds: str, reason: str) -> None:
     """In a sentence, without a secret anywhere, and nothing is published."""
-    before, told = published(site), []
+    before, messages = published(site), []
     with pytest.raises(PipelineError, match=reason) as caught:
-        publish(site, ds, progress=told.append)
-    everything = "".join(traceback.format_exception(caught.value)) + "".join(told)
+        publish(site, ds, progress=messages.append)
+    everything = "".join(traceback.format_exception(caught.value)) + "".join(messages)
     for secret in (PASSWORD, "wr0ng", "s3cret"):
         assert secret not in everything
     assert published(site) == before

