@@ -1,7 +1,7 @@
 """The daily increment: 50k active users with 200k actions, on a state of 500k users.
 
 The increment is `build_timelines(site, [day], rebuild=False)`. Its bar: at most 4 x the time of merely reading and
-writing the rows that it changes, which is the baseline: for every bucket, find the active users' newest pieces, take
+writing the rows that it changes, which is the baseline: for every bucket, find the active users' newest segments, take
 them from the previous day's version, and write them as a fresh Lance dataset, with the same pool. And it is to grow
 with the active users, not with the idle ones: the same day is run on 100k, 500k and 2M users, and at 500k with a tenth
 of the active users. We read "not with the idle ones" as: less than twice the time on 20 x the users.
@@ -167,7 +167,7 @@ class _Copy:
 
 
 def time_baseline(site: Site, base_ds: str, active: np.ndarray, engine: LocalEngine) -> float:
-    """Seconds of reading these users' newest pieces, to which their actions would be added, and of writing them."""
+    """Seconds of reading these users' newest segments, to which their actions would be added, and of writing them."""
     state = timeline_state(site)
     versions = state.require(base_ds)["versions"]
     folder = site.directory / "baseline"

@@ -136,7 +136,7 @@ def measure_stage(phase: str, name: str, run: Run, num_actions: int, engine: Eng
 
 
 def num_rewritten(site: Site, ds: str) -> int:
-    """Actions that a day's timelines write: its own, and those of the pieces to which they are added."""
+    """Actions that a day's timelines write: its own, and those of the segments to which they are added."""
     total, day_before = 0, shift_ds(ds, -1)
     for bucket, path in bucket_files(site, ds).items():
         active = pq.read_table(path, columns=["user_id"])["user_id"]

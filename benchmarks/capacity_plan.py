@@ -42,7 +42,7 @@ class Assumptions:
     """Actions in the timeline of an active user: 30 on more than half of the days of a year."""
     short_row_actions: int = 1_000
     """Actions in a timeline with `max_actions: 1000`."""
-    piece_actions: int = 64
+    segment_actions: int = 64
     """Actions in a full segment of a timeline; the newest segment, which a day rewrites, is half full on average."""
     num_buckets: int = 16_384
     """Buckets of 30,000 users."""
@@ -175,7 +175,7 @@ class Plan:
         return self.figures.fit((phase, name), "num_bytes").per_unit * num_units
 
     def timelines(self, num_rewritten: float) -> "Line":
-        """A morning's, by the actions that are written: the day's own, and those of the pieces that grow."""
+        """A morning's, by the actions that are written: the day's own, and those of the segments that grow."""
 
         def rewritten(stage: dict[str, Any]) -> float:
             return float(stage["counts"]["rewritten_actions"])
@@ -183,7 +183,7 @@ class Plan:
         key = ("morning", "user_timelines")
         core_s = self.figures.fit(key, "cpu_s", rewritten).at(num_rewritten)
         num_bytes = self.figures.fit(key, "written_bytes", rewritten).per_unit * num_rewritten
-        name, of = "user_timelines", f"{short(self.site.num_active)} pieces, {short(num_rewritten)} actions"
+        name, of = "user_timelines", f"{short(self.site.num_active)} segments, {short(num_rewritten)} actions"
         return Line(name, of, core_s, num_bytes, self.site.num_cores)
 
     def timelines_bytes(self, num_actions: float) -> float:
@@ -192,7 +192,7 @@ class Plan:
     def morning(self) -> list["Line"]:
         site = self.site
         actions, active, users, pins = site.num_actions, site.num_active, site.num_users, site.num_pins
-        wide, rewritten = site.num_cores, active * (site.piece_actions / 2 + site.actions_per_active_user)
+        wide, rewritten = site.num_cores, active * (site.segment_actions / 2 + site.actions_per_active_user)
         read = active * paper().model.sequence_length
 
         def line(name: str, of: str, num: float, width: int, phase: str = "morning") -> Line:

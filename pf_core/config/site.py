@@ -36,7 +36,7 @@ class TimelineConfig(Strict):
     """Largest number of actions of one user's timeline; the newest are kept."""
     segment_actions: int = Field(default=64, ge=1, validation_alias=AliasChoices("segment_actions", "piece_actions"))
     """Number of actions of a user that are stored together. A day rewrites at most this many old actions of an
-    active user. (`piece_actions`, the name before, is still read.)"""
+    active user. The old name `piece_actions` is still read."""
     retention_days: int = Field(default=60, ge=2)
     """Number of days whose timelines stay readable; older days and their files are removed."""
     compact_after_fragments: int = Field(default=24, ge=2)

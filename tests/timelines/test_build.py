@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pf_core.config.serving import ServingConfig, StoreConfig
-from pf_core.config.site import Site, TimelineConfig
+from pf_core.config.site import TimelineConfig
 from pf_core.days import ds_range, ds_start, shift_ds
 from pf_core.engine.daily_state import _first_to_merge
 from pf_core.engine.local import LocalEngine
@@ -248,22 +248,6 @@ def test_a_site_file_may_use_the_old_name_of_segment_actions() -> None:
     assert new == old
     assert new.segment_actions == 7
     assert TimelineConfig.model_validate(new.model_dump()) == new
-    ids = {"user_id": {"column": "user", "type": "int"}, "pin_id": {"column": "pin", "type": "int"}}
-    words = {"action_type": {"constant": "repin"}, "surface": {"constant": "home"}}
-    site = Site.model_validate(
-        {
-            "name": "small",
-            "start_ds": START,
-            "data_dir": "data",
-            "timelines": {"segment_actions": 7},
-            "source": {
-                "root": "logs",
-                "actions": {"path": "{ds}.parquet", **ids, "ts": {"column": "t", "unit": "us"}, **words},
-                "pins": {"catalogue": {"path": "pins.parquet"}, "pin_id": ids["pin_id"], "vectors": "vector"},
-            },
-        }
-    )
-    assert site.fingerprint() == "bab3f5521630d6ea"  # as with piece_actions: 7, before the key was renamed
 
 
 def test_tasks_carry_no_secret_of_the_site_file(small_site: MakeSite) -> None:
