@@ -4,9 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.support.shared import SharedSites
 from tests.support.sites import SmallSite
+
+settings.register_profile("tests", deadline=None)  # how long an example takes depends on what else runs
+settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")
