@@ -350,7 +350,7 @@ def test_days_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="is of model m, user_embedding_snapshot 2026-01-01 of model newer"):
         build(site, DAYS[:1])
     publish_users(site, DAYS[0], unit_vectors(0))
-    with pytest.raises(PipelineError, match="has no users by whom the index could be judged"):
+    with pytest.raises(PipelineError, match="has no users to measure the recall of the index with"):
         build(site, DAYS[:1])
     assert index_manifest(site, DAYS[0]) is None
 
