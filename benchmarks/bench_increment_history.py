@@ -5,9 +5,10 @@ number of users is active every day, drawn evenly, with four actions each.
 
 - **History.** 1, 30, 90 and 365 days before the day. The days before are built in bulk, and the last of them one by
   one, so that the state is as worn as it would be. A longer history makes longer timelines, of which a day reads and
-  writes only the newest segments: it costs more until a user's newest segment and sequence are full, and then no more. Two
-  things are shown beside it: the bare reading and writing of the segments that grow, with the same pool; and the same
-  history with `max_actions` so low that timelines stop growing within a month, which leaves what days themselves cost.
+  writes only the newest segments: it costs more until a user's newest segment and sequence are full, and then no
+  more. Two things are shown beside it: the bare reading and writing of the segments that grow, with the same pool;
+  and the same history with `max_actions` so low that timelines stop growing within a month, which leaves the cost of
+  the days themselves.
 - **Idle users.** The same active users among 1, 4 and 16 times as many idle ones, who were there once.
 
 Three days in a row are measured, and the median counts: embeddings of a day that is run again would be taken over. The
