@@ -6,7 +6,7 @@ JOBS ?= $(shell nproc)
 # One thread in each worker: with more, they wait for each other in loops that take the cores from other workers.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: setup demo ablations report test test-slow test-service test-scale coverage docs dev lint format bench bench-scale clean
+.PHONY: setup demo ablations report test pytest test-slow test-service test-scale coverage docs dev lint format bench bench-scale clean
 
 setup: $(READY)
 
@@ -24,7 +24,10 @@ ablations: setup  ## Run every recipe of the paper's tables on a world of its ow
 report: setup  ## The page of all tables, figures and verdicts, from the runs that are there
 	$(BIN)/pf report
 
-test: setup lint  ## Lint, types, tests
+test: setup  ## Lint, types, tests; lint and types take one core for a part of the time
+	$(MAKE) --no-print-directory -j 2 lint pytest
+
+pytest: setup
 	$(PYTEST)
 
 test-slow: setup  ## Tests that kill processes at many places, train with several ranks, or compile

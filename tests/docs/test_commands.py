@@ -54,7 +54,8 @@ class Shell:
         self._root = root
         release = Serving(site).release()
         pin = release.index.pin_ids[0].as_py()
-        self._names = {DOCUMENTED_USER: str(a_user(site)), DOCUMENTED_PIN: pin, "/tmp/": f"{root}/tmp/"}
+        self._names = {DOCUMENTED_USER: str(a_user(site)), DOCUMENTED_PIN: pin}
+        self._names |= {f"/tmp/{name}": f"{root}/tmp/{name}" for name in ("site", "users")}
         (root / "tmp").mkdir()
         self._environment = {
             **os.environ,
