@@ -6,11 +6,8 @@ format is checked. A problem of a whole file (missing, truncated, without a need
 names it.
 """
 
-import codecs
 import glob
-import io
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,18 +22,12 @@ import pyarrow.parquet as pq
 
 from pf_core.config.source import DAY, Files
 from pf_core.errors import PipelineError
+from pf_core.logs.lines import LineBlock, MalformedRow, TextFile, line_text
 from pf_core.storage.files import is_remote, reaching
-
-BLOCK_BYTES = 8 << 20
 
 BATCH_ROWS = 1 << 20
 
 JOINED_ROWS = 1 << 18
-
-MARK = "\ufffd"
-"""Replacement character: precedes bytes that are not UTF-8."""
-
-MalformedRow = tuple[int, str, str]  # row number, reason, text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,193 +103,153 @@ def _check_columns(path: Path, present: Sequence[str], needed: Sequence[str]) ->
 
 
 def _read_csv(path: Path, files: Files, columns: Sequence[str]) -> Iterator[RawBatch]:
-    parse: dict[str, Any] = {"delimiter": files.delimiter, "quote_char": files.quote or False}
-    first_block = _TextStream(path).read(1 << 16)
-    if not first_block.strip():
+    """Parse blocks of lines, each line by itself: a quote that its line does not close costs that line alone."""
+    file = TextFile(path, has_header=True, is_cr_an_end=True)
+    if file.header is None:
         return  # an empty file: not even a header
-    header = pa_csv.read_csv(
-        pa.BufferReader(first_block.split(b"\n", 1)[0] + b"\n"), parse_options=pa_csv.ParseOptions(**parse)
+    parse: dict[str, Any] = {"delimiter": files.delimiter, "quote_char": files.quote or False}
+    names = _header_names(path, file.header, parse)
+    _check_columns(path, names, columns)
+    is_closed = None if files.quote is None else _closed_line(files.delimiter, files.quote)
+    convert = pa_csv.ConvertOptions(
+        column_types={name: pa.string() for name in names},
+        include_columns=list(columns),
+        check_utf8=False,
+        null_values=[""],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=True,
     )
-    _check_columns(path, header.column_names, columns)
-    if b"\n" not in first_block.rstrip(b"\r\n"):
-        return  # only a header
+    for block in file.blocks():
+        if files.quote is not None and is_closed is not None and files.quote.encode() in block.data:
+            block = block.without(_open_quotes(block, files.delimiter, files.quote, is_closed), OPEN_QUOTE)
+        yield _parse_csv(path, block, names, parse, convert)
 
-    invalid: list[MalformedRow] = []
+
+def _header_names(path: Path, header: bytes, parse: dict[str, Any]) -> list[str]:
+    line = header.decode("utf-8", "backslashreplace").encode()
+    options = pa_csv.ParseOptions(**parse)
+    try:
+        return list(pa_csv.read_csv(pa.BufferReader(line + b"\n"), parse_options=options).column_names)
+    except pa.ArrowInvalid as error:
+        raise PipelineError(f"{path}: the header cannot be read: {error}") from error
+
+
+def _parse_csv(
+    path: Path, block: LineBlock, names: list[str], parse: dict[str, Any], convert: pa_csv.ConvertOptions
+) -> RawBatch:
+    invalid: list[tuple[int, str]] = []
 
     def keep_invalid(row: Any) -> str:
-        reason = f"malformed: {row.actual_columns} fields instead of {row.expected_columns}"
-        invalid.append((row.number, reason, row.text))
+        invalid.append((row.number - 1, f"malformed: {row.actual_columns} fields instead of {row.expected_columns}"))
         return "skip"
 
-    stream = _TextStream(path)
-    reader = pa_csv.open_csv(
-        pa.PythonFile(stream, "r"),
-        read_options=pa_csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),  # threads lose row numbers
-        parse_options=pa_csv.ParseOptions(
-            **parse, invalid_row_handler=keep_invalid, ignore_empty_lines=False, newlines_in_values=False
+    if not len(block.number):
+        return _no_rows(path, convert.include_columns, block.malformed)
+    rows = pa_csv.read_csv(
+        pa.BufferReader(block.data),
+        read_options=pa_csv.ReadOptions(  # threads lose row numbers
+            use_threads=False, block_size=len(block.data) + 1, column_names=names
         ),
-        convert_options=pa_csv.ConvertOptions(
-            column_types={name: pa.string() for name in header.column_names},
-            include_columns=list(columns),
-            check_utf8=False,
-            null_values=[""],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=True,
-        ),
+        parse_options=pa_csv.ParseOptions(**parse, invalid_row_handler=keep_invalid, newlines_in_values=False),
+        convert_options=convert,
     )
-    next_row = 2
-    for batch in reader:
-        row_number, malformed, next_row = _number_rows(next_row, batch.num_rows, invalid)
-        yield _valid_text(path, pa.table(batch), row_number, malformed, stream)
+    assert rows.num_rows + len(invalid) == len(block.number), f"{path}: a line was not parsed by itself"
+    malformed, is_row = block.malformed, np.ones(len(block.number), bool)
     if invalid:
-        yield _no_rows(path, columns, list(invalid))
-    if next_row - 1 + len(invalid) != stream.num_lines:
-        raise PipelineError(
-            f"{path} has a quoted value that runs over the end of its line (an unclosed quote?)",
-            "fix the file, or set `quote: null` if the log does not quote",
-        )
+        start = np.concatenate([[0], block.end[:-1]])
+        found = [
+            (int(block.number[index]), reason, line_text(block.data[start[index] : block.end[index]]))
+            for index, reason in invalid
+        ]
+        malformed = sorted([*malformed, *found])
+        is_row[[index for index, _ in invalid]] = False
+    return RawBatch(file=path, rows=rows, row_number=block.number[is_row], malformed=malformed)
 
 
-def _mark(error: UnicodeError) -> tuple[str, int]:
-    """Decoding error handler: replace a byte that is not UTF-8 by MARK and its value; 0xE9 becomes �\\xe9."""
-    assert isinstance(error, UnicodeDecodeError)
-    wrong = error.object[error.start : error.end]
-    return MARK + "".join(f"\\x{byte:02x}" for byte in wrong), error.end
+OPEN_QUOTE = "malformed: a quoted value does not end in its line"
 
 
-codecs.register_error("pf_core.mark", _mark)
+def _closed_line(delimiter: str, quote: str) -> str:
+    """Regular expression of a line in which every quoted value ends.
 
-
-def _open_text(path: Path) -> pa.NativeFile:
-    if not is_remote(path):
-        return pa.input_stream(str(path), compression="detect")
-    compression = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}.get(path.suffix)
-    return pa.input_stream(pa.PythonFile(path.open("rb"), "r"), compression=compression)
-
-
-class _TextStream(io.RawIOBase):
-    """Decompressed bytes of a text file; counts the lines, and marks bytes that are not UTF-8."""
-
-    def __init__(self, path: Path) -> None:
-        self._stream = _open_text(path)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("pf_core.mark")
-        self._num_ends, self._open_line = 0, False
-        self.was_marked = False
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        while True:
-            data = self._stream.read(size)
-            if data:
-                self._num_ends += data.count(b"\n")
-                self._open_line = not data.endswith(b"\n")
-            if data.isascii() and not self._decoder.getstate()[0]:
-                return data
-            text = self._decoder.decode(data, final=not data)
-            if text or not data:  # part of a character: an empty result would look like the end of the file
-                self.was_marked |= MARK in text
-                return text.encode()
-
-    @property
-    def num_lines(self) -> int:
-        return self._num_ends + self._open_line
-
-
-def _number_rows(
-    next_row: int, num_rows: int, invalid: list[MalformedRow]
-) -> tuple[np.ndarray, list[MalformedRow], int]:
-    """Return the row numbers of a batch, the skipped rows among them, and the number of the next row.
-
-    `invalid` lists rows that the parser skipped; those that belong to this batch are removed from it.
+    A value is quoted if it begins with a quote; a doubled quote in it stands for one; text may follow its end. In any
+    other value a quote is a character like the others.
     """
-    skipped = []
-    end = next_row + num_rows
-    while invalid and invalid[0][0] < end:
-        skipped.append(invalid.pop(0))
-        end += 1
-    numbers = np.arange(next_row, end)
-    return np.setdiff1d(numbers, [number for number, _, _ in skipped], assume_unique=True), skipped, end
+    q, d = (f"\\x{{{ord(character):x}}}" for character in (quote, delimiter))
+    value = f"(?:{q}(?:[^{q}]|{q}{q})*{q}(?:[^{d}{q}][^{d}]*)?|[^{q}{d}][^{d}]*|)"
+    return f"^{value}(?:{d}{value})*$"
 
 
-def _valid_text(
-    path: Path, rows: pa.Table, row_number: np.ndarray, malformed: list[MalformedRow], stream: _TextStream
-) -> RawBatch:
-    """Return a batch in which rows with bytes that are not UTF-8 are malformed."""
-    if stream.was_marked:
-        is_bad = np.zeros(rows.num_rows, bool)
-        for name in rows.column_names:
-            is_bad |= pc.match_substring(rows[name], MARK).fill_null(False).to_numpy()
-        for index in np.flatnonzero(is_bad):
-            text = " | ".join(str(value).replace(MARK, "") for value in rows.slice(index, 1).to_pylist()[0].values())
-            malformed = [*malformed, (int(row_number[index]), "malformed: not valid UTF-8", text)]
-        rows, row_number = rows.filter(pa.array(~is_bad)), row_number[~is_bad]
-    return RawBatch(file=path, rows=rows, row_number=row_number, malformed=malformed)
+def _open_quotes(block: LineBlock, delimiter: str, quote: str, is_closed: str) -> np.ndarray:
+    """Return the indices of the lines with a quoted value that does not end in the line.
+
+    Most lines pass a test on the quotes' neighbours alone: odd quotes begin a value or double the quote before them,
+    even ones end a value or are doubled by the next. The others are matched with a regular expression.
+    """
+    buffer = np.frombuffer(block.data, np.uint8)
+    place = np.flatnonzero(buffer == ord(quote))
+    line = np.searchsorted(block.end, place, side="right")
+    first = np.searchsorted(line, line, side="left")
+    is_even = (np.arange(len(place)) - first) % 2 == 1
+    start = np.concatenate([[0], block.end[:-1]])
+    before = np.where(place == start[line], ord(delimiter), buffer[np.maximum(place - 1, 0)])
+    after = np.where(place + 1 >= block.end[line], ord("\n"), buffer[np.minimum(place + 1, len(buffer) - 1)])
+    ends_value = (after == ord(delimiter)) | (after == ord("\n")) | (after == ord("\r")) | (after == ord(quote))
+    begins_value = (before == ord(delimiter)) | ((before == ord(quote)) & (place != start[line]))
+    is_plain = np.where(is_even, ends_value, begins_value)
+    num_quotes = np.bincount(line, minlength=len(block.number))
+    doubtful = np.unique(np.concatenate([line[~is_plain], np.flatnonzero(num_quotes % 2 == 1)]))
+    texts = [block.data[start[index] : block.end[index]].rstrip(b"\r\n").decode() for index in doubtful]
+    closed = pc.match_substring_regex(pa.array(texts, pa.large_string()), f"(?s){is_closed}")
+    return doubtful[~closed.to_numpy(zero_copy_only=False)] if len(doubtful) else doubtful
 
 
 def _read_jsonl(path: Path, columns: Sequence[str]) -> Iterator[RawBatch]:
-    """Read JSON lines; each line is parsed by itself, so that a broken line affects no other line."""
-    paths = ["$." + json.dumps(column) for column in columns]
+    """Parse one document a line, so that a broken line costs one row; a column that no row has is an error."""
+    pointers = ["/" + column.replace("~", "~0").replace("/", "~1") for column in columns]
     connection = duckdb.connect(config={"threads": 1})
-    for batch in _read_lines(path):
-        lines = batch.rows
+    unseen, num_rows, keys = dict(zip(columns, pointers, strict=True)), 0, ""
+    for block in TextFile(path, has_header=False, is_cr_an_end=False).blocks():
+        lines = pa.table({"line": _line_array(block)})
         parsed = connection.sql(
             """
             SELECT is_object, json_extract_string(CASE WHEN is_object THEN line END, ?) AS document
             FROM (SELECT line, CASE WHEN json_valid(line) THEN json_type(line) = 'OBJECT' ELSE false END AS is_object
                   FROM lines)
             """,
-            params=[paths],
+            params=[pointers],
         ).to_arrow_table()
         good = parsed["is_object"].to_numpy()
-        documents = parsed["document"].combine_chunks()
-        malformed = [
-            (int(batch.row_number[index]), "malformed: not a JSON object", lines["line"][index].as_py())
-            for index in np.flatnonzero(~good)
-            if lines["line"][index].is_valid  # a blank line is not a row
-        ]
-        yield RawBatch(
-            file=path,
-            rows=_to_columns(documents.filter(pa.array(good)), columns),
-            row_number=batch.row_number[good],
-            malformed=sorted([*batch.malformed, *malformed]),
+        rows = _take_apart(parsed["document"].combine_chunks().filter(pa.array(good)), columns)
+        unseen = {name: pointer for name, pointer in unseen.items() if rows[name].null_count == rows.num_rows}
+        if unseen and rows.num_rows:
+            objects = lines.filter(pa.array(good))
+            unseen = {name: pointer for name, pointer in unseen.items() if not _has_key(connection, objects, pointer)}
+            keys = keys or str(connection.sql("SELECT json_keys(line) FROM objects LIMIT 1").fetchall()[0][0])
+        num_rows += rows.num_rows
+        whole = block.without(np.flatnonzero(~good), "malformed: not a JSON object")
+        yield RawBatch(file=path, rows=rows, row_number=block.number[good], malformed=whole.malformed)
+    if unseen and num_rows:
+        raise PipelineError(
+            f"no row of {path} has a key {', '.join(map(repr, unseen))}; the first row has {keys}",
+            "fix the column names in the site file",
         )
 
 
-def _to_columns(documents: pa.Array, columns: Sequence[str]) -> pa.Table:
-    """Convert lists with one value for each column to a table."""
+def _has_key(connection: duckdb.DuckDBPyConnection, objects: pa.Table, pointer: str) -> bool:
+    found = connection.sql("SELECT bool_or(json_exists(line, ?)) FROM objects", params=[pointer])
+    return bool(found.fetchall()[0][0])
+
+
+def _line_array(block: LineBlock) -> pa.Array:
+    """The lines as strings, with their ends, which are white space in JSON."""
+    offsets = pa.py_buffer(np.concatenate([[0], block.end]).astype(np.int64))
+    return pa.LargeStringArray.from_buffers(len(block.number), offsets, pa.py_buffer(block.data))
+
+
+def _take_apart(documents: pa.Array, columns: Sequence[str]) -> pa.Table:
     values = documents.flatten()
     return pa.table({c: values.take(pa.array(np.arange(i, len(values), len(columns)))) for i, c in enumerate(columns)})
-
-
-def _read_lines(path: Path) -> Iterator[RawBatch]:
-    """Read the lines of a text file as one column, `line`."""
-    if not _TextStream(path).read(1):
-        return
-    invalid: list[MalformedRow] = []
-
-    def keep_invalid(row: Any) -> str:
-        invalid.append((row.number, "malformed: not a JSON object", row.text))
-        return "skip"
-
-    stream = _TextStream(path)
-    reader = pa_csv.open_csv(
-        pa.PythonFile(stream, "r"),
-        read_options=pa_csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES, column_names=["line"]),
-        parse_options=pa_csv.ParseOptions(
-            delimiter="\x01", quote_char=False, ignore_empty_lines=False, invalid_row_handler=keep_invalid
-        ),
-        convert_options=pa_csv.ConvertOptions(
-            column_types={"line": pa.string()}, check_utf8=False, null_values=[""], strings_can_be_null=True
-        ),
-    )
-    next_row = 1
-    for batch in reader:
-        row_number, malformed, next_row = _number_rows(next_row, batch.num_rows, invalid)
-        yield _valid_text(path, pa.table(batch), row_number, malformed, stream)
-    if invalid:
-        yield _no_rows(path, ["line"], list(invalid))
 
 
 def _read_parquet(path: Path, columns: Sequence[str], categories: Sequence[str]) -> Iterator[RawBatch]:

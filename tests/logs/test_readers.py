@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pf_core.config.source import Files
 from pf_core.errors import PipelineError
+from pf_core.logs import lines as lines_module
 from pf_core.logs import readers as reading
 from pf_core.logs.readers import RawBatch, find_files, read_file
 
@@ -142,7 +143,7 @@ def test_csv_row_numbers_hold_across_blocks(
     lines = [shapes[kind].format(number) for number, kind in enumerate(kinds, 2)]
     path = written(tmp_path_factory.mktemp("blocks") / "x.csv", "\n".join(["a,b", *lines, ""]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "BLOCK_BYTES", block)
+        patch.setattr(lines_module, "BLOCK_BYTES", block)
         found, broken = rows(path), malformed(path)
     numbers = {kind: [number for number, k in enumerate(kinds, 2) if k == kind] for kind in shapes}
     assert {number: row for number, row in found.items() if row != (None, None)} == {
@@ -156,7 +157,7 @@ def test_csv_row_numbers_hold_across_blocks(
 
 def test_csv_small_blocks_give_several_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "x.csv", "a,b\n" + "".join(f"{number},x\n" for number in range(2, 102)))
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(lines_module, "BLOCK_BYTES", 64)
     assert len(batches(path)) > 3
     assert rows(path) == {number: (str(number), "x") for number in range(2, 102)}
 
@@ -273,7 +274,7 @@ def test_jsonl_row_numbers_hold_across_blocks(tmp_path_factory: pytest.TempPathF
     lines = [shapes[kind].format(number) for number, kind in enumerate(kinds, 1)]
     path = written(tmp_path_factory.mktemp("blocks") / "x.jsonl", "\n".join([*lines, ""]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "BLOCK_BYTES", 64)
+        patch.setattr(lines_module, "BLOCK_BYTES", 64)
         found, broken = rows(path), malformed(path)
     assert found == {number: (str(number), "x") for number, kind in enumerate(kinds, 1) if kind == "good"}
     assert {number: text for number, (_, text) in broken.items()} == {
