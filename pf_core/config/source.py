@@ -6,6 +6,7 @@ becomes a silently ignored option.
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -181,8 +182,12 @@ class Files(Strict):
     and `**` are wildcards."""
     format: FileFormat | None = None
     """csv, jsonl or parquet; by default by the suffix of `path`."""
-    delimiter: str = Field(default=",", min_length=1, max_length=1)
-    """Character between the values of a CSV file; by default a tab for .tsv files and a comma for others."""
+    delimiter: str = Field(default=",", min_length=1)
+    """Text between the values of a CSV file, one character or several, such as `::`; by default a tab for .tsv files
+    and a comma for others."""
+    columns: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)] | None = None
+    """Names of the columns of CSV files without a header, in their order; without it, the first line is the
+    header."""
     quote: str | None = Field(default='"', min_length=1, max_length=1)
     """Character around CSV values that contain the delimiter; null if the log does not quote. No value may span
     lines."""
@@ -199,6 +204,29 @@ class Files(Strict):
         if self.format is None and self.file_format is None:
             raise ValueError(f"unknown file format of {self.path!r}: add `format: csv`, `jsonl` or `parquet`")
         return self
+
+    @model_validator(mode="after")
+    def _text_can_be_divided(self) -> "Files":
+        if "\n" in self.delimiter or "\r" in self.delimiter:
+            raise ValueError("`delimiter` contains the end of a line, which ends a row")
+        if self.quote is not None and self.quote in self.delimiter:
+            raise ValueError(
+                f"`delimiter` contains the quote character {self.quote}: if nothing is quoted, `quote: null`"
+            )
+        if self.columns is None:
+            return self
+        if self.file_format != "csv":
+            raise ValueError(f"`columns` names the columns of CSV files; {self.file_format} files name their own")
+        for column in self.columns:
+            if self.columns.count(column) > 1:
+                raise ValueError(f"`columns` names {column!r} twice")
+        return self
+
+    def _check_named(self, mapped: Iterable[str]) -> None:
+        """Raise a ValueError if `columns` lacks a column that the mapping reads."""
+        absent = [column for column in mapped if self.columns is not None and column not in self.columns]
+        if absent:
+            raise ValueError(f"`columns` does not name {', '.join(map(repr, absent))}, which the mapping reads")
 
     @property
     def file_format(self) -> FileFormat | None:
@@ -249,6 +277,7 @@ class ActionsSource(Files):
         for column in single:
             if single.count(column) > 1:
                 raise ValueError(f"column {column!r} is mapped to two of user_id, pin_id, ts and duration_s")
+        self._check_named(self.mapped_columns)
         return self
 
     @property
@@ -257,7 +286,7 @@ class ActionsSource(Files):
         return sorted(self.action_type.columns | self.surface.columns)
 
     @property
-    def columns(self) -> list[str]:
+    def mapped_columns(self) -> list[str]:
         """Every column that the mapping reads, sorted."""
         columns = {self.user_id.column, self.pin_id.column, self.ts.column}
         columns |= self.action_type.columns | self.surface.columns
@@ -347,7 +376,16 @@ class PinsSource(Strict):
                 raise ValueError("vectors in a column need a Parquet or JSON-lines catalogue; CSV has no lists")
         elif self.catalogue is not None and self.catalogue.is_dated:
             raise ValueError("a catalogue with {ds} in its path needs the vectors in one of its columns")
+        if self.catalogue is not None:
+            self.catalogue._check_named(self.mapped_columns)
         return self
+
+    @property
+    def mapped_columns(self) -> list[str]:
+        """Every column of the catalogue that is read."""
+        vector = self.vectors.column if isinstance(self.vectors, ColumnVectors) else None
+        named = (self.pin_id.column, self.interest, self.is_candidate, vector)
+        return [column for column in dict.fromkeys(named) if column is not None]
 
     @property
     def is_incremental(self) -> bool:

@@ -81,7 +81,7 @@ def test_a_good_file_is_read_as_it_is_meant(tmp_path: Path) -> None:
     assert [rule.value for rule in actions.surface.rules] == ["homefeed", None]
     assert actions.surface.rules[0].when["place"].equals == "home"
     assert actions.surface.rules[0].when["depth"].at_most == 3.0
-    assert actions.columns == ["at", "depth", "dwell", "event", "pin", "place", "user"]
+    assert actions.mapped_columns == ["at", "depth", "dwell", "event", "pin", "place", "user"]
     assert actions.file_format == "csv"
     assert actions.is_dated
     assert pins.vectors == ColumnVectors(column="vector")
@@ -158,7 +158,17 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ("*.csv.gz", "*.xml", "source.actions: unknown file format of 'actions/{ds}/*.xml'"),
         ("*.csv.gz", "part-*", "source.actions: unknown file format of"),
         ("late_days: 2", "late_days: -1", "source.actions.late_days"),
-        ("late_days: 2", "late_days: 2\n    delimiter: ';;'", "source.actions.delimiter"),
+        ("late_days: 2", "late_days: 2\n    delimiter: ''", "source.actions.delimiter"),
+        (
+            "late_days: 2",
+            'late_days: 2\n    delimiter: "a\\n"',
+            "source.actions: `delimiter` contains the end of a line",
+        ),
+        ("late_days: 2", "late_days: 2\n    delimiter: '\"\"'", "source.actions: `delimiter` contains the quote"),
+        ("late_days: 2", "late_days: 2\n    columns: []", "source.actions.columns"),
+        ("late_days: 2", "late_days: 2\n    columns: [at, at]", "source.actions: `columns` names 'at' twice"),
+        ("late_days: 2", "late_days: 2\n    columns: [user, pin, at, event, dwell]", "does not name 'depth', 'place'"),
+        ('{ds}.parquet"', '{ds}.parquet", columns: [pin]', "source.pins.catalogue: `columns` names the columns of CSV"),
         ("end_ds: 2026-03-31", "end_ds: 2025-12-31", "end_ds 2025-12-31 is before start_ds 2026-01-01"),
         ("start_ds: 2026-01-01", "start_ds: soon", "start_ds: 'soon' is not a day; write it as YYYY-MM-DD"),
         ("start_ds: 2026-01-01", "start_ds: '2026-02-30'", "start_ds: '2026-02-30' is not a day"),
@@ -333,6 +343,19 @@ def test_vectors_that_cannot_be_had_are_refused(
 )
 def test_the_suffix_determines_the_format(path: str, expected: str) -> None:
     assert Files(path=path).file_format == expected
+
+
+def test_a_delimiter_of_several_characters_and_columns_without_a_header(tmp_path: Path) -> None:
+    described = "late_days: 2\n    delimiter: '::'\n    columns: [user, pin, at, event, place, depth, dwell, other]"
+    actions = load(tmp_path, changed(("late_days: 2", described))).source.actions
+    assert actions.delimiter == "::"
+    assert actions.columns == ("user", "pin", "at", "event", "place", "depth", "dwell", "other")
+    assert (Files(path="a.tsv").delimiter, Files(path="a.csv").columns) == ("\t", None)
+
+
+def test_a_catalogue_without_a_header_names_the_columns_that_are_read(tmp_path: Path) -> None:
+    text = with_pins("{npy: v.npy, ids: i.npy}", "{path: pins.csv, columns: [title]}")
+    assert "source.pins: `columns` does not name 'pin', which the mapping reads" in refusal(tmp_path, text)
 
 
 def test_a_stated_format_wins_over_the_suffix() -> None:
