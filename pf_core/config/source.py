@@ -88,7 +88,7 @@ class DurationField(Strict):
 
 
 class Condition(Strict):
-    """A test of one column. All given bounds must hold; a missing or non-numeric value fails them.
+    """A test of one column. All given bounds must hold; a missing or non-numeric value fails them, except `missing`.
 
     A plain value means `equals`, a list means `any_of`.
     """
@@ -105,6 +105,8 @@ class Condition(Strict):
     """The column must be less than this number."""
     at_most: FiniteFloat | None = None
     """The column must be this number or less."""
+    missing: bool | None = None
+    """true: the column must be empty or null; false: it must have a value."""
 
     @model_validator(mode="before")
     @classmethod
@@ -116,7 +118,11 @@ class Condition(Strict):
     @model_validator(mode="after")
     def _says_something(self) -> "Condition":
         if self.any_of == () or not self.model_fields_set or None in (getattr(self, n) for n in self.model_fields_set):
-            raise ValueError("an empty condition: give a value, or one of any_of, above, at_least, below, at_most")
+            raise ValueError(
+                "an empty condition: give a value, or one of any_of, above, at_least, below, at_most, missing"
+            )
+        if self.missing and len(self.model_fields_set) > 1:
+            raise ValueError("`missing: true` holds for no value: leave out the other conditions of the column")
         return self
 
 
@@ -126,7 +132,7 @@ class Rule(Strict):
     value: str | None = Field(default=None, alias="is")
     """Name that the rule gives. In the site file the key is `is`."""
     skip: bool = False
-    """Whether the row is left out; it is counted as skipped."""
+    """Whether the row is left out; it is counted as skipped, also if its ids or its time are unusable."""
     when: dict[str, Condition] = Field(default_factory=dict)
     """Conditions by column, which must all hold; without any, the rule always holds."""
 
@@ -282,17 +288,19 @@ class ActionsSource(Files):
 
     @property
     def categories(self) -> list[str]:
-        """Columns that action types and surfaces are read from, sorted."""
-        return sorted(self.action_type.columns | self.surface.columns)
+        """Columns that only action types and surfaces are read from, sorted: they have few different values."""
+        return sorted((self.action_type.columns | self.surface.columns) - self._single_columns)
 
     @property
     def mapped_columns(self) -> list[str]:
         """Every column that the mapping reads, sorted."""
+        return sorted(self._single_columns | self.action_type.columns | self.surface.columns)
+
+    @property
+    def _single_columns(self) -> set[str]:
+        """Columns that are read as ids, times and durations."""
         columns = {self.user_id.column, self.pin_id.column, self.ts.column}
-        columns |= self.action_type.columns | self.surface.columns
-        if self.duration_s:
-            columns.add(self.duration_s.column)
-        return sorted(columns)
+        return columns | {self.duration_s.column} if self.duration_s else columns
 
 
 class NpyVectors(Strict):

@@ -152,6 +152,8 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ("{skip: true}", "{skip: true, is: x}", "source.actions.surface.rules.1: a rule needs exactly one of"),
         ("{at_most: 3}", "{}", "source.actions.surface.rules.0.when.depth: an empty condition"),
         ("{at_most: 3}", "{atmost: 3}", "source.actions.surface.rules.0.when.depth.atmost: is not a known key"),
+        ("{at_most: 3}", "{missing: }", "source.actions.surface.rules.0.when.depth: an empty condition"),
+        ("{at_most: 3}", "{missing: true, above: 1}", "rules.0.when.depth: `missing: true` holds for no value"),
         ("column: event\n", "constant: click\n", "source.actions.action_type: `values` maps the values of a column"),
         ("      column: event\n", "", "source.actions.action_type: give exactly one of"),
         ("column: event\n", "column: event\n      constant: x\n", "source.actions.action_type: give exactly one of"),
