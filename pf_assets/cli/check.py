@@ -30,7 +30,7 @@ def check(
     num_read = num_kept = num_skipped = 0
     reasons: dict[str, list[int]] = {}
     sample: list[dict[str, Any]] = []
-    for batch in read_file(files[0], source, source.columns):
+    for batch in read_file(files[0], source, source.mapped_columns):
         mapped = mapper.map(batch.rows)
         num_read += len(batch.row_number) + len(batch.malformed)
         num_kept += mapped.actions.num_rows

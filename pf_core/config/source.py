@@ -6,6 +6,7 @@ becomes a silently ignored option.
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -87,7 +88,7 @@ class DurationField(Strict):
 
 
 class Condition(Strict):
-    """A test of one column. All given bounds must hold; a missing or non-numeric value fails them.
+    """A test of one column. All given bounds must hold; a missing or non-numeric value fails them, except `missing`.
 
     A plain value means `equals`, a list means `any_of`.
     """
@@ -104,6 +105,8 @@ class Condition(Strict):
     """The column must be less than this number."""
     at_most: FiniteFloat | None = None
     """The column must be this number or less."""
+    missing: bool | None = None
+    """true: the column must be empty or null; false: it must have a value."""
 
     @model_validator(mode="before")
     @classmethod
@@ -115,7 +118,11 @@ class Condition(Strict):
     @model_validator(mode="after")
     def _says_something(self) -> "Condition":
         if self.any_of == () or not self.model_fields_set or None in (getattr(self, n) for n in self.model_fields_set):
-            raise ValueError("an empty condition: give a value, or one of any_of, above, at_least, below, at_most")
+            raise ValueError(
+                "an empty condition: give a value, or one of any_of, above, at_least, below, at_most, missing"
+            )
+        if self.missing and len(self.model_fields_set) > 1:
+            raise ValueError("`missing: true` holds for no value: leave out the other conditions of the column")
         return self
 
 
@@ -125,7 +132,7 @@ class Rule(Strict):
     value: str | None = Field(default=None, alias="is")
     """Name that the rule gives. In the site file the key is `is`."""
     skip: bool = False
-    """Whether the row is left out; it is counted as skipped."""
+    """Whether the row is left out; it is counted as skipped, also if its ids or its time are unusable."""
     when: dict[str, Condition] = Field(default_factory=dict)
     """Conditions by column, which must all hold; without any, the rule always holds."""
 
@@ -181,8 +188,12 @@ class Files(Strict):
     and `**` are wildcards."""
     format: FileFormat | None = None
     """csv, jsonl or parquet; by default by the suffix of `path`."""
-    delimiter: str = Field(default=",", min_length=1, max_length=1)
-    """Character between the values of a CSV file; by default a tab for .tsv files and a comma for others."""
+    delimiter: str = Field(default=",", min_length=1)
+    """Text between the values of a CSV file, one character or several, such as `::`; by default a tab for .tsv files
+    and a comma for others."""
+    columns: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)] | None = None
+    """Names of the columns of CSV files without a header, in their order; without it, the first line is the
+    header."""
     quote: str | None = Field(default='"', min_length=1, max_length=1)
     """Character around CSV values that contain the delimiter; null if the log does not quote. No value may span
     lines."""
@@ -199,6 +210,29 @@ class Files(Strict):
         if self.format is None and self.file_format is None:
             raise ValueError(f"unknown file format of {self.path!r}: add `format: csv`, `jsonl` or `parquet`")
         return self
+
+    @model_validator(mode="after")
+    def _text_can_be_divided(self) -> "Files":
+        if "\n" in self.delimiter or "\r" in self.delimiter:
+            raise ValueError("`delimiter` contains the end of a line, which ends a row")
+        if self.quote is not None and self.quote in self.delimiter:
+            raise ValueError(
+                f"`delimiter` contains the quote character {self.quote}: if nothing is quoted, `quote: null`"
+            )
+        if self.columns is None:
+            return self
+        if self.file_format != "csv":
+            raise ValueError(f"`columns` names the columns of CSV files; {self.file_format} files name their own")
+        for column in self.columns:
+            if self.columns.count(column) > 1:
+                raise ValueError(f"`columns` names {column!r} twice")
+        return self
+
+    def _check_named(self, mapped: Iterable[str]) -> None:
+        """Raise a ValueError if `columns` lacks a column that the mapping reads."""
+        absent = [column for column in mapped if self.columns is not None and column not in self.columns]
+        if absent:
+            raise ValueError(f"`columns` does not name {', '.join(map(repr, absent))}, which the mapping reads")
 
     @property
     def file_format(self) -> FileFormat | None:
@@ -249,21 +283,24 @@ class ActionsSource(Files):
         for column in single:
             if single.count(column) > 1:
                 raise ValueError(f"column {column!r} is mapped to two of user_id, pin_id, ts and duration_s")
+        self._check_named(self.mapped_columns)
         return self
 
     @property
     def categories(self) -> list[str]:
-        """Columns that action types and surfaces are read from, sorted."""
-        return sorted(self.action_type.columns | self.surface.columns)
+        """Columns that only action types and surfaces are read from, sorted: they have few different values."""
+        return sorted((self.action_type.columns | self.surface.columns) - self._single_columns)
 
     @property
-    def columns(self) -> list[str]:
+    def mapped_columns(self) -> list[str]:
         """Every column that the mapping reads, sorted."""
+        return sorted(self._single_columns | self.action_type.columns | self.surface.columns)
+
+    @property
+    def _single_columns(self) -> set[str]:
+        """Columns that are read as ids, times and durations."""
         columns = {self.user_id.column, self.pin_id.column, self.ts.column}
-        columns |= self.action_type.columns | self.surface.columns
-        if self.duration_s:
-            columns.add(self.duration_s.column)
-        return sorted(columns)
+        return columns | {self.duration_s.column} if self.duration_s else columns
 
 
 class NpyVectors(Strict):
@@ -347,7 +384,16 @@ class PinsSource(Strict):
                 raise ValueError("vectors in a column need a Parquet or JSON-lines catalogue; CSV has no lists")
         elif self.catalogue is not None and self.catalogue.is_dated:
             raise ValueError("a catalogue with {ds} in its path needs the vectors in one of its columns")
+        if self.catalogue is not None:
+            self.catalogue._check_named(self.mapped_columns)
         return self
+
+    @property
+    def mapped_columns(self) -> list[str]:
+        """Every column of the catalogue that is read."""
+        vector = self.vectors.column if isinstance(self.vectors, ColumnVectors) else None
+        named = (self.pin_id.column, self.interest, self.is_candidate, vector)
+        return [column for column in dict.fromkeys(named) if column is not None]
 
     @property
     def is_incremental(self) -> bool:

@@ -1,7 +1,8 @@
 """Mapping of foreign rows to raw_actions rows: the site file's mapping, compiled to one SQL statement for DuckDB.
 
-A row is kept, skipped by a rule, or quarantined with the first reason that applies; the reason names the
-contract field and the foreign column. A missing duration is 0; a duration that is not a number is a reason.
+A row is skipped by a rule, quarantined with the first reason that applies, or kept; the reason names the contract
+field and the foreign column. Rules that skip come first, so that a site can leave out its rows without a user. A
+missing duration is 0; a duration that is not a number is a reason.
 """
 
 import json
@@ -142,6 +143,8 @@ def _statement(source: ActionsSource, schema: pa.Schema) -> str:
     """Return the SQL that selects the contract's columns and the reason to reject each row (NULL if there is none)."""
     user, pin, ts = source.user_id, source.pin_id, source.ts
     checks = [
+        *_skip_checks("action_type", source.action_type),
+        *_skip_checks("surface", source.surface),
         *id_checks("user_id", user, schema),
         *id_checks("pin_id", pin, schema),
         (f"{is_missing(ts.column, schema)}", f"ts: missing (column {ts.column})"),
@@ -287,11 +290,14 @@ def _category(field: CategoryField, schema: pa.Schema) -> str:
     return f"CASE {text} {' '.join(cases)} END"
 
 
+def _skip_checks(name: str, field: CategoryField) -> list[tuple[str, str]]:
+    """Return the (SQL condition, reason) pair that skips a row by a rule of a category, if a rule skips rows."""
+    return [(f"{name} = {_SKIPPED_CODE}", _SKIPPED)] if any(rule.skip for rule in field.rules) else []
+
+
 def _category_checks(name: str, field: CategoryField, schema: pa.Schema) -> list[tuple[str, str]]:
-    """Return (SQL condition, reason) pairs that skip or reject a row for its category."""
+    """Return (SQL condition, reason) pairs that reject a row for its category."""
     checks = []
-    if any(rule.skip for rule in field.rules):
-        checks.append((f"{name} = {_SKIPPED_CODE}", _SKIPPED))
     if field.column is not None:
         checks.append((is_missing(field.column, schema), f"{name}: missing (column {field.column})"))
         if field.values is not None:
@@ -308,7 +314,7 @@ def _holds(rule: Rule, schema: pa.Schema) -> str:
 
 
 def _tests(column: str, condition: Condition, schema: pa.Schema) -> list[str]:
-    """Return the SQL conditions of one column; a missing value meets none of them."""
+    """Return the SQL conditions of one column; a missing value meets none of them but `missing: true`."""
     number = _number(column, schema)
 
     def equals(value: str | int | float | bool) -> str:
@@ -330,4 +336,9 @@ def _tests(column: str, condition: Condition, schema: pa.Schema) -> list[str]:
         tests.append(equals(condition.equals))
     if condition.any_of is not None:
         tests.append("(" + " OR ".join(equals(value) for value in condition.any_of) + ")")
+    if condition.missing is not None:
+        is_absent = is_missing(column, schema)
+        if pa.types.is_floating(_value_type(column, schema)):  # NaN, as pandas has it
+            is_absent = f"({is_absent} OR isnan({raw_column(column)}))"
+        tests.append(is_absent if condition.missing else f"NOT {is_absent}")
     return [f"coalesce({test}, false)" for test in tests]

@@ -196,7 +196,7 @@ class Router:
             )
 
     def _read(self, file: Path) -> Iterator[RawBatch]:
-        return read_file(file, self._source, self._source.columns, self._source.categories)
+        return read_file(file, self._source, self._source.mapped_columns, self._source.categories)
 
     def _group(self, actions: pa.Table, row_day: np.ndarray, accepted: np.ndarray) -> RoutedRows:
         """Select the accepted rows of the wanted days, without those of forgotten users; number their groups."""

@@ -38,13 +38,11 @@ def read_catalogue(pins: PinsSource, files: Sequence[Path], *, dim: int | None) 
     """
     assert pins.catalogue is not None
     vector = pins.vectors.column if isinstance(pins.vectors, ColumnVectors) else None
-    named = (pins.pin_id.column, pins.interest, pins.is_candidate, vector)
-    columns = [column for column in dict.fromkeys(named) if column is not None]
     tables: list[pa.Table] = []
     quarantined: list[QuarantinedRow] = []
     connection = duckdb.connect(config={"threads": 1})
     for file in files:
-        for batch in read_file(file, pins.catalogue, columns):
+        for batch in read_file(file, pins.catalogue, pins.mapped_columns):
             readable = _without_halves(batch.rows)
             raw = as_raw(readable)  # noqa: F841 (the statement reads it by name)
             mapped = connection.sql(_statement(pins, vector, readable.schema)).to_arrow_table()

@@ -81,7 +81,7 @@ def test_a_good_file_is_read_as_it_is_meant(tmp_path: Path) -> None:
     assert [rule.value for rule in actions.surface.rules] == ["homefeed", None]
     assert actions.surface.rules[0].when["place"].equals == "home"
     assert actions.surface.rules[0].when["depth"].at_most == 3.0
-    assert actions.columns == ["at", "depth", "dwell", "event", "pin", "place", "user"]
+    assert actions.mapped_columns == ["at", "depth", "dwell", "event", "pin", "place", "user"]
     assert actions.file_format == "csv"
     assert actions.is_dated
     assert pins.vectors == ColumnVectors(column="vector")
@@ -152,13 +152,25 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ("{skip: true}", "{skip: true, is: x}", "source.actions.surface.rules.1: a rule needs exactly one of"),
         ("{at_most: 3}", "{}", "source.actions.surface.rules.0.when.depth: an empty condition"),
         ("{at_most: 3}", "{atmost: 3}", "source.actions.surface.rules.0.when.depth.atmost: is not a known key"),
+        ("{at_most: 3}", "{missing: }", "source.actions.surface.rules.0.when.depth: an empty condition"),
+        ("{at_most: 3}", "{missing: true, above: 1}", "rules.0.when.depth: `missing: true` holds for no value"),
         ("column: event\n", "constant: click\n", "source.actions.action_type: `values` maps the values of a column"),
         ("      column: event\n", "", "source.actions.action_type: give exactly one of"),
         ("column: event\n", "column: event\n      constant: x\n", "source.actions.action_type: give exactly one of"),
         ("*.csv.gz", "*.xml", "source.actions: unknown file format of 'actions/{ds}/*.xml'"),
         ("*.csv.gz", "part-*", "source.actions: unknown file format of"),
         ("late_days: 2", "late_days: -1", "source.actions.late_days"),
-        ("late_days: 2", "late_days: 2\n    delimiter: ';;'", "source.actions.delimiter"),
+        ("late_days: 2", "late_days: 2\n    delimiter: ''", "source.actions.delimiter"),
+        (
+            "late_days: 2",
+            'late_days: 2\n    delimiter: "a\\n"',
+            "source.actions: `delimiter` contains the end of a line",
+        ),
+        ("late_days: 2", "late_days: 2\n    delimiter: '\"\"'", "source.actions: `delimiter` contains the quote"),
+        ("late_days: 2", "late_days: 2\n    columns: []", "source.actions.columns"),
+        ("late_days: 2", "late_days: 2\n    columns: [at, at]", "source.actions: `columns` names 'at' twice"),
+        ("late_days: 2", "late_days: 2\n    columns: [user, pin, at, event, dwell]", "does not name 'depth', 'place'"),
+        ('{ds}.parquet"', '{ds}.parquet", columns: [pin]', "source.pins.catalogue: `columns` names the columns of CSV"),
         ("end_ds: 2026-03-31", "end_ds: 2025-12-31", "end_ds 2025-12-31 is before start_ds 2026-01-01"),
         ("start_ds: 2026-01-01", "start_ds: soon", "start_ds: 'soon' is not a day; write it as YYYY-MM-DD"),
         ("start_ds: 2026-01-01", "start_ds: '2026-02-30'", "start_ds: '2026-02-30' is not a day"),
@@ -333,6 +345,19 @@ def test_vectors_that_cannot_be_had_are_refused(
 )
 def test_the_suffix_determines_the_format(path: str, expected: str) -> None:
     assert Files(path=path).file_format == expected
+
+
+def test_a_delimiter_of_several_characters_and_columns_without_a_header(tmp_path: Path) -> None:
+    described = "late_days: 2\n    delimiter: '::'\n    columns: [user, pin, at, event, place, depth, dwell, other]"
+    actions = load(tmp_path, changed(("late_days: 2", described))).source.actions
+    assert actions.delimiter == "::"
+    assert actions.columns == ("user", "pin", "at", "event", "place", "depth", "dwell", "other")
+    assert (Files(path="a.tsv").delimiter, Files(path="a.csv").columns) == ("\t", None)
+
+
+def test_a_catalogue_without_a_header_names_the_columns_that_are_read(tmp_path: Path) -> None:
+    text = with_pins("{npy: v.npy, ids: i.npy}", "{path: pins.csv, columns: [title]}")
+    assert "source.pins: `columns` does not name 'pin', which the mapping reads" in refusal(tmp_path, text)
 
 
 def test_a_stated_format_wins_over_the_suffix() -> None:

@@ -482,10 +482,49 @@ def test_large_integers_are_not_confused() -> None:
     assert matches([2**53, 2**53 + 1], 2**53 + 1) == [False, True]
 
 
-def test_a_row_without_a_user_is_rejected_before_any_rule() -> None:
-    mapped = map_columns({"u": [None, 1], "x": [1, 1]}, action_type=rules({"skip": True, "when": {"x": 1}}))
-    assert mapped.skipped.tolist() == [1]
-    assert reasons(mapped) == {0: "user_id: missing (column u)"}
+@pytest.mark.parametrize("field", ["action_type", "surface"])
+def test_rows_that_a_rule_skips_need_no_ids_and_no_time(field: str) -> None:
+    """The rows of a shop's visitors who are not logged in are skipped, not quarantined."""
+    columns = {"u": [None, "x", "1", "1", None], "p": [2, 2, None, 2, 2], "t": [NEW_YEAR_S] * 3 + [-1, NEW_YEAR_S]}
+    skipping = rules({"skip": True, "when": {"x": 1}}, {"is": "seen"})
+    mapped = map_columns(columns | {"x": [1, 1, 1, 1, 0]}, **{field: skipping})
+    assert mapped.skipped.tolist() == [0, 1, 2, 3]
+    assert reasons(mapped) == {4: "user_id: missing (column u)"}
+
+
+def test_a_skip_of_the_surface_comes_before_a_reason_of_the_action_type() -> None:
+    mapped = map_columns({"x": [1, 2]}, action_type=rules({"is": "a", "when": {"x": 2}}), surface=rules({"skip": True}))
+    assert mapped.skipped.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "users",
+    [
+        ["", None, "7", "x"],
+        pa.array(["", None, "7", "x"]).dictionary_encode(),
+        pa.array([float("nan"), None, 7.0, 7.5]),
+        pa.array([None, None, 7, 2**63], pa.uint64()),
+    ],
+)
+def test_rows_without_a_user_can_be_skipped(users: Any) -> None:
+    field = rules({"skip": True, "when": {"u": {"missing": True}}}, {"is": "buy"})
+    mapped = map_columns({"u": users}, action_type=field)
+    assert mapped.skipped.tolist() == [0, 1]
+    assert values(mapped, "user_id") == {2: 7}
+    assert mapped.rejected.tolist() == [3]
+
+
+def test_conditions_on_missing_values() -> None:
+    assert matches(["a", "", None], {"missing": True}) == [False, True, True]
+    assert matches(["a", "", None], {"missing": False}) == [True, False, False]
+    assert matches([True, False, None], {"missing": True}) == [False, False, True]
+    assert matches([1, 0, None], {"missing": False, "below": 1}) == [False, True, False]
+
+
+def test_a_column_of_ids_in_a_rule_is_not_read_as_a_category() -> None:
+    described = source(action_type=rules({"skip": True, "when": {"u": {"missing": True}, "x": 1}}))
+    assert described.categories == ["x"]
+    assert described.mapped_columns == ["p", "t", "u", "x"]
 
 
 # Durations
