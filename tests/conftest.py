@@ -13,6 +13,10 @@ settings.register_profile("tests", deadline=None)  # how long an example takes d
 settings.load_profile("tests")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fuzz", type=int, default=300, help="number of mutated log files that the readers are tried on")
+
+
 @pytest.fixture(scope="session")
 def shared_sites(tmp_path_factory: pytest.TempPathFactory) -> SharedSites:
     """Sites that are made once for all workers of this session."""

@@ -1,9 +1,10 @@
 """The lines of a text file in bounded memory: blocks of lines that a parser can take, and the others with a reason.
 
 A line is what an editor shows as one. In CSV it ends with LF, CRLF or a lone CR; in JSON lines with LF or CRLF, because
-there a lone CR is white space within a document (unless the file has no LF at all). Blank lines are no rows, but they
-count in line numbers. A line that is not UTF-8, contains a NUL byte or is longer than MAX_LINE_BYTES is returned as
-malformed, and costs no other line: memory is bounded by BLOCK_BYTES and MAX_LINE_BYTES, whatever the file contains.
+there a lone CR is white space within a document (unless the first block of the file has no LF). Blank lines are no
+rows, but they count in line numbers. A line that is not UTF-8, contains a NUL byte or is longer than MAX_LINE_BYTES is
+returned as malformed, and costs no other line: memory is bounded by BLOCK_BYTES and MAX_LINE_BYTES, whatever the file
+contains.
 """
 
 from collections.abc import Iterator
@@ -120,7 +121,7 @@ class TextFile:
         return min(ends, default=len(data))
 
     def _read_chunks(self) -> Iterator[tuple[bytes, bool]]:
-        """Yield (whole lines, True), as many as a block holds, and (start of the line, False) for one that is too long."""
+        """Yield (whole lines, True), as many as a block holds, and (its start, False) for a line that is too long."""
         held, is_first = b"", True
         is_skipping = is_after_cr = False
         with _open_text(self._path) as stream:
@@ -134,7 +135,7 @@ class TextFile:
                 if end:
                     yield held[:end], True
                     held = held[end:]
-                if len(held) > MAX_LINE_BYTES:
+                if len(held) > MAX_LINE_BYTES + 1:  # even without a CR at its end
                     yield held[: MAX_TEXT_BYTES + 1], False
                     is_skipping, is_after_cr = True, self._is_cr_an_end and held.endswith(b"\r")
                     held = b""
@@ -165,7 +166,7 @@ class TextFile:
         return max(end, data.rfind(b"\r", 0, len(data) - 1) + 1) if self._is_cr_an_end else end
 
     def _too_long(self, start: bytes) -> LineBlock:
-        entry = (self._next_number, f"malformed: longer than {MAX_LINE_BYTES:,} bytes", line_text(start))
+        entry = (self._next_number, _too_long(), line_text(start))
         self._next_number += 1
         return LineBlock(data=b"", end=np.empty(0, np.int64), number=np.empty(0, np.int64), malformed=[entry])
 
@@ -184,7 +185,7 @@ class TextFile:
         self._next_number += len(end)
         block = LineBlock(data=data, end=end, number=number)
         block = _without_blank(block)
-        block = block.without(np.flatnonzero(np.diff(block.end, prepend=0) > MAX_LINE_BYTES), _LONG)
+        block = block.without(np.flatnonzero(_content_length(block) > MAX_LINE_BYTES), _too_long())
         if b"\0" in block.data:
             places = np.flatnonzero(np.frombuffer(block.data, np.uint8) == NUL)
             wrong = np.unique(np.searchsorted(block.end, places, side="right"))
@@ -192,7 +193,18 @@ class TextFile:
         return block.without(_not_utf8(block), "malformed: not valid UTF-8")
 
 
-_LONG = f"malformed: longer than {MAX_LINE_BYTES:,} bytes"
+def _too_long() -> str:
+    return f"malformed: longer than {MAX_LINE_BYTES:,} bytes"
+
+
+def _content_length(block: LineBlock) -> np.ndarray:
+    """Length of each line without its end."""
+    length = np.diff(block.end, prepend=0)
+    if not len(length) or length.max() <= MAX_LINE_BYTES:
+        return length
+    buffer = np.frombuffer(block.data, np.uint8)
+    last, before = buffer[block.end - 1], buffer[np.maximum(block.end - 2, 0)]
+    return length - ((last == LF) | (last == CR)) - ((last == LF) & (before == CR) & (length > 1))
 
 
 def _without_blank(block: LineBlock) -> LineBlock:

@@ -6,10 +6,11 @@ format is checked. A problem of a whole file (missing, truncated, without a need
 names it.
 """
 
+import functools
 import glob
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import pyarrow.parquet as pq
 
 from pf_core.config.source import DAY, Files
 from pf_core.errors import PipelineError
-from pf_core.logs.lines import LineBlock, MalformedRow, TextFile, line_text
+from pf_core.logs.lines import BYTE_ORDER_MARK, LineBlock, MalformedRow, TextFile, line_text
 from pf_core.storage.files import is_remote, reaching
 
 BATCH_ROWS = 1 << 20
@@ -104,13 +105,17 @@ def _check_columns(path: Path, present: Sequence[str], needed: Sequence[str]) ->
 
 def _read_csv(path: Path, files: Files, columns: Sequence[str]) -> Iterator[RawBatch]:
     """Parse blocks of lines, each line by itself: a quote that its line does not close costs that line alone."""
-    file = TextFile(path, has_header=True, is_cr_an_end=True)
-    if file.header is None:
-        return  # an empty file: not even a header
-    parse: dict[str, Any] = {"delimiter": files.delimiter, "quote_char": files.quote or False}
-    names = _header_names(path, file.header, parse)
+    is_long = len(files.delimiter) > 1
+    delimiter, quote = (UNIT_SEPARATOR, None) if is_long else (files.delimiter, files.quote)
+    parse: dict[str, Any] = {"delimiter": delimiter, "quote_char": quote or False}
+    file = TextFile(path, has_header=files.columns is None, is_cr_an_end=True)
+    names = list(files.columns or ())
+    if files.columns is None:
+        if file.header is None:
+            return  # an empty file: not even a header
+        names = _header_names(path, file.header.replace(files.delimiter.encode(), delimiter.encode()), parse)
     _check_columns(path, names, columns)
-    is_closed = None if files.quote is None else _closed_line(files.delimiter, files.quote)
+    is_closed = "" if quote is None else _closed_line(delimiter, quote)
     convert = pa_csv.ConvertOptions(
         column_types={name: pa.string() for name in names},
         include_columns=list(columns),
@@ -120,9 +125,31 @@ def _read_csv(path: Path, files: Files, columns: Sequence[str]) -> Iterator[RawB
         quoted_strings_can_be_null=True,
     )
     for block in file.blocks():
-        if files.quote is not None and is_closed is not None and files.quote.encode() in block.data:
-            block = block.without(_open_quotes(block, files.delimiter, files.quote, is_closed), OPEN_QUOTE)
+        if quote is not None and quote.encode() in block.data:
+            block = block.without(_open_quotes(block, delimiter, quote, is_closed), OPEN_QUOTE)
+        if is_long:
+            block = _replace_delimiter(block, files.delimiter)
         yield _parse_csv(path, block, names, parse, convert)
+
+
+def _replace_delimiter(block: LineBlock, delimiter: str) -> LineBlock:
+    """Replace a delimiter of several characters by the unit separator; a line that has one already is malformed."""
+    separator = UNIT_SEPARATOR.encode()
+    if separator in block.data:
+        places = np.flatnonzero(np.frombuffer(block.data, np.uint8) == separator[0])
+        wrong = np.unique(np.searchsorted(block.end, places, side="right"))
+        block = block.without(wrong, "malformed: contains the control character 0x1F")
+    data = block.data.replace(delimiter.encode(), separator)
+    return replace(block, data=data, end=_line_ends(data, len(block.number)))
+
+
+def _line_ends(data: bytes, num_lines: int) -> np.ndarray:
+    """The positions after the line ends of lines that are not blank."""
+    buffer = np.frombuffer(data, np.uint8)
+    is_end = (buffer == ord("\n")) | (buffer == ord("\r"))
+    is_end[:-1] &= ~((buffer[:-1] == ord("\r")) & (buffer[1:] == ord("\n")))
+    end = np.flatnonzero(is_end) + 1
+    return end if len(end) == num_lines else np.append(end, len(data))
 
 
 def _header_names(path: Path, header: bytes, parse: dict[str, Any]) -> list[str]:
@@ -145,10 +172,12 @@ def _parse_csv(
 
     if not len(block.number):
         return _no_rows(path, convert.include_columns, block.malformed)
+    # Arrow drops a byte order mark at the start of what it parses; one that a line begins with must stay.
+    data = BYTE_ORDER_MARK + block.data if block.data.startswith(BYTE_ORDER_MARK) else block.data
     rows = pa_csv.read_csv(
-        pa.BufferReader(block.data),
+        pa.BufferReader(data),
         read_options=pa_csv.ReadOptions(  # threads lose row numbers
-            use_threads=False, block_size=len(block.data) + 1, column_names=names
+            use_threads=False, block_size=len(data) + 1, column_names=names
         ),
         parse_options=pa_csv.ParseOptions(**parse, invalid_row_handler=keep_invalid, newlines_in_values=False),
         convert_options=convert,
@@ -167,6 +196,9 @@ def _parse_csv(
 
 
 OPEN_QUOTE = "malformed: a quoted value does not end in its line"
+
+UNIT_SEPARATOR = "\x1f"
+"""Stands for a delimiter of several characters while a line is parsed: Arrow splits at single characters."""
 
 
 def _closed_line(delimiter: str, quote: str) -> str:
@@ -207,7 +239,7 @@ def _open_quotes(block: LineBlock, delimiter: str, quote: str, is_closed: str) -
 def _read_jsonl(path: Path, columns: Sequence[str]) -> Iterator[RawBatch]:
     """Parse one document a line, so that a broken line costs one row; a column that no row has is an error."""
     pointers = ["/" + column.replace("~", "~0").replace("/", "~1") for column in columns]
-    connection = duckdb.connect(config={"threads": 1})
+    connection = _json_database().cursor()
     unseen, num_rows, keys = dict(zip(columns, pointers, strict=True)), 0, ""
     for block in TextFile(path, has_header=False, is_cr_an_end=False).blocks():
         lines = pa.table({"line": _line_array(block)})
@@ -234,6 +266,12 @@ def _read_jsonl(path: Path, columns: Sequence[str]) -> Iterator[RawBatch]:
             f"no row of {path} has a key {', '.join(map(repr, unseen))}; the first row has {keys}",
             "fix the column names in the site file",
         )
+
+
+@functools.cache
+def _json_database() -> duckdb.DuckDBPyConnection:
+    """One for each process: to open one takes longer than to read a small file."""
+    return duckdb.connect(config={"threads": 1})
 
 
 def _has_key(connection: duckdb.DuckDBPyConnection, objects: pa.Table, pointer: str) -> bool:

@@ -146,11 +146,8 @@ def test_csv_row_numbers_hold_across_blocks(
         patch.setattr(lines_module, "BLOCK_BYTES", block)
         found, broken = rows(path), malformed(path)
     numbers = {kind: [number for number, k in enumerate(kinds, 2) if k == kind] for kind in shapes}
-    assert {number: row for number, row in found.items() if row != (None, None)} == {
-        number: (str(number), f"x{number}") for number in numbers["good"]
-    }
-    assert {number for number, row in found.items() if row == (None, None)} <= set(numbers["blank"])
-    assert {number: text for number, (_, text) in broken.items() if text} == {
+    assert found == {number: (str(number), f"x{number}") for number in numbers["good"]}
+    assert {number: text for number, (_, text) in broken.items()} == {
         number: lines[number - 2] for number in (*numbers["few"], *numbers["many"])
     }
 
@@ -191,10 +188,115 @@ def test_csv_header_that_is_no_utf8_costs_only_its_column(tmp_path: Path) -> Non
     assert "caf" in refusal(path, ["a", "coffee"])
 
 
-def test_csv_an_open_quote_swallows_no_rows(tmp_path: Path) -> None:
-    """In a column that is not read, lost rows would leave no trace: the file is refused."""
+def test_csv_an_open_quote_costs_its_own_line(tmp_path: Path) -> None:
     path = written(tmp_path / "x.csv", 'a,b,note\n1,2,ok\n3,4,"oops\n5,6,ok\n7,8,ok\n9,10,"closed"\n')
-    assert "a quoted value that runs over the end of its line" in refusal(path)
+    assert rows(path) == {2: ("1", "2"), 4: ("5", "6"), 5: ("7", "8"), 6: ("9", "10")}
+    assert malformed(path) == {3: ("malformed: a quoted value does not end in its line", '3,4,"oops')}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('x"y,z', ('x"y', "z")),
+        ('"a""b",c', ('a"b', "c")),
+        ('"a"b,c', ("ab", "c")),
+        ('"",c', (None, "c")),
+        ('5" nail,"6"" nail"', ('5" nail', '6" nail')),
+        ('x"y,"z', None),
+        ('"a""b,c', None),
+        ('"a,b', None),
+        ('a,"', None),
+        ('""",b', None),
+    ],
+)
+def test_csv_a_quote_begins_a_value_or_is_a_character(
+    tmp_path: Path, line: str, expected: tuple[str | None, str] | None
+) -> None:
+    path = written(tmp_path / "x.csv", f"a,b\n1,2\n{line}\n3,4\n")
+    assert rows(path) == {2: ("1", "2"), 4: ("3", "4")} | ({} if expected is None else {3: expected})
+    assert list(malformed(path)) == ([3] if expected is None else [])
+
+
+def test_csv_a_long_header_is_a_header(tmp_path: Path) -> None:
+    wide = ",".join(f"column{number}" for number in range(9_000))
+    path = written(tmp_path / "x.csv", f"a,b,{wide}\n1,2{',' * 9_000}\n")
+    assert rows(path) == {2: ("1", "2")}
+
+
+def test_csv_lines_may_end_with_cr_alone(tmp_path: Path) -> None:
+    assert rows(written(tmp_path / "x.csv", "a,b\r1,2\r3,4\r")) == {2: ("1", "2"), 3: ("3", "4")}
+    assert rows(written(tmp_path / "y.csv", "a,b\r\n1,2\r3,4\n\r5,6")) == {2: ("1", "2"), 3: ("3", "4"), 5: ("5", "6")}
+
+
+def test_csv_blank_lines_are_no_rows(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.csv", "\n" * 70_000 + "a,b\n" + "\r\n" * 3 + "1,2\n\n")
+    assert rows(path) == {70_005: ("1", "2")}
+    assert malformed(path) == {}
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.jsonl"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
+def test_a_line_that_is_too_long_costs_one_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, end: str
+) -> None:
+    monkeypatch.setattr(lines_module, "BLOCK_BYTES", 50)
+    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 100)
+    good, long = ("{0},x", "y" * 1000) if name == "x.csv" else ('{{"a": {0}, "b": "x"}}', '{"a": "' + "y" * 1000)
+    newline = end or "\n"
+    content = newline.join([*(["a,b"] if name == "x.csv" else []), good.format(1), long, good.format(2)]) + end
+    first = 2 if name == "x.csv" else 1
+    path = written(tmp_path / name, content)
+    assert rows(path) == {first: ("1", "x"), first + 2: ("2", "x")}
+    ((number, (reason, text)),) = malformed(path).items()
+    assert (number, "longer than" in reason) == (first + 1, True)
+    assert text.startswith(long[:90])
+
+
+def test_csv_a_nul_byte_costs_one_row(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.csv", b"a,b\n1,2\n3,\x004\n5,6\n")
+    assert rows(path) == {2: ("1", "2"), 4: ("5", "6")}
+    assert [reason for reason, _ in malformed(path).values()] == ["malformed: contains a NUL byte"]
+
+
+def test_utf16_is_refused(tmp_path: Path) -> None:
+    assert "UTF-16" in refusal(written(tmp_path / "x.csv", "a,b\n1,2\n".encode("utf-16")))
+
+
+@pytest.mark.parametrize("name", ["x.csv.gz", "x.jsonl.gz"])
+def test_a_compressed_file_without_bytes_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    assert "cut off" in refusal(tmp_path / name)
+
+
+def test_csv_without_a_header_and_with_a_long_delimiter(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.dat", '1::2::"q\n3::4\n5::6::7\n8::\x1f9::0\n')
+    files = Files(path=path.name, format="csv", delimiter="::", columns=("a", "b", "c"))
+    (batch,) = read_file(path, files, ["c", "a"])
+    assert batch.rows.to_pylist() == [{"c": '"q', "a": "1"}, {"c": "7", "a": "5"}]
+    assert batch.row_number.tolist() == [1, 3]
+    assert [entry[:2] for entry in batch.malformed] == [
+        (2, "malformed: 2 fields instead of 3"),
+        (4, "malformed: contains the control character 0x1F"),
+    ]
+
+
+def test_jsonl_keys_are_found_whatever_their_characters(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.jsonl", '{"durée": 1, "a/b~c\\"d": 2}\n{"dur\\u00e9e": 3, "*": 4}\n')
+    assert rows(path, ["durée", 'a/b~c"d', "*"]) == {1: ("1", "2", None), 2: ("3", None, "4")}
+
+
+def test_jsonl_a_column_that_no_row_has_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.jsonl", '{"a": null, "b": 1}\n{"b": 2}\n')
+    assert rows(path) == {1: (None, "1"), 2: (None, "2")}  # null is a value of a key
+    assert "has a key 'dwel'; the first row has ['a', 'b']" in refusal(path, ["b", "dwel"])
+
+
+def test_jsonl_a_lone_cr_is_white_space(tmp_path: Path) -> None:
+    assert rows(written(tmp_path / "x.jsonl", '{"a": 1,\r"b": 2}\r\n{"a": 3, "b": 4}\n')) == {
+        1: ("1", "2"),
+        2: ("3", "4"),
+    }
+    assert rows(written(tmp_path / "y.jsonl", '{"a": 1, "b": 2}\r{"a": 3, "b": 4}\r')) == {1: ("1", "2"), 2: ("3", "4")}
 
 
 def test_csv_missing_columns_are_named_with_those_that_are_there(tmp_path: Path) -> None:
