@@ -95,6 +95,84 @@ def test_the_paper_s_positive_engagement_is_the_default(tmp_path: Path) -> None:
     assert positive.surfaces == ("homefeed",)
 
 
+RATINGS = """\
+name: ratings
+start_ds: 2026-01-01
+source:
+  actions:
+    path: ratings.csv
+    user_id: user
+    pin_id: {column: movie, type: string}
+    ts: {column: at, unit: s}
+    action_type: {constant: rate}
+  pins:
+    vectors: {until: 2026-02-01}
+"""
+
+
+def test_a_log_without_surfaces_durations_and_catalogue_needs_no_words_about_them(tmp_path: Path) -> None:
+    source = load(tmp_path, RATINGS).source
+    assert source.actions.surface.constant == "unknown"
+    assert source.pins.pin_id.type == "string"
+    assert source.positive.action_types == ("rate",)
+    assert source.positive.longer_than_s == {}
+    assert source.positive.surfaces is None
+    again = Site.model_validate_json(load(tmp_path, RATINGS).model_dump_json(by_alias=True))
+    assert again.source == source
+
+
+def test_what_is_given_is_not_completed(tmp_path: Path) -> None:
+    given = RATINGS + "  positive: {longer_than_s: {rate: 3}, surfaces: [unknown]}\n"
+    positive = load(tmp_path, given).source.positive
+    assert positive.action_types == ("rate",)
+    assert positive.longer_than_s == {"rate": 3}
+    assert positive.surfaces == ("unknown",)
+
+
+def test_a_catalogue_needs_the_column_of_its_pin_ids(tmp_path: Path) -> None:
+    text = RATINGS.replace("  pins:\n", "  pins:\n    catalogue: {path: movies.csv}\n")
+    assert "source.pins: `pin_id` is missing" in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("positive", "complaint"),
+    [
+        ("{action_types: [repin, clik]}", "`positive.action_types` names clik, but `actions.action_type` only gives"),
+        ("{longer_than_s: {closup: 5}}", "`positive.longer_than_s` names closup, but `actions.action_type` only gives"),
+        ("{surfaces: [search]}", "`positive.surfaces` names search, but `actions.surface` only gives homefeed"),
+    ],
+)
+def test_a_positive_name_that_the_log_never_gives_is_refused(tmp_path: Path, positive: str, complaint: str) -> None:
+    assert complaint in refusal(tmp_path, GOOD + f"  positive: {positive}\n")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        (
+            "{1: repin, 2: closeup}",
+            "{1: like, 2: share}",
+            "`positive.action_types` is by default repin, closeup, click",
+        ),
+        (
+            "is: homefeed",
+            "is: front",
+            "`positive.surfaces` is by default homefeed, but `actions.surface` only gives front",
+        ),
+    ],
+)
+def test_defaults_under_which_no_action_is_positive_are_refused(
+    tmp_path: Path, old: str, new: str, complaint: str
+) -> None:
+    assert complaint in refusal(tmp_path, changed((old, new)))
+
+
+def test_positive_names_of_a_log_that_names_its_own_types_are_not_checked(tmp_path: Path) -> None:
+    text = changed(("\n      column: event\n      values: {1: repin, 2: closeup}", " event"))
+    text += "  positive: {action_types: [buy]}\n"
+    assert load(tmp_path, text).source.positive.action_types == ("buy",)
+
+
 def test_the_demo_file_is_valid() -> None:
     site = load_site(REPOSITORY / "dagster_home" / "demo.yaml", environment={"PF_DATA_DIR": "/data"})
     assert site.directory == Path("/data/demo")
