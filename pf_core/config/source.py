@@ -68,14 +68,16 @@ class IdField(Strict):
 
 
 class TimeField(Strict):
-    """The column with the time of an action: a number since 1970 in a stated unit, or ISO 8601 text."""
+    """The column with the time of an action: a number since 1970 in a stated unit, ISO 8601 text, or a timestamp of
+    Parquet."""
 
     column: str
     """Name of the column."""
-    unit: TimeUnit
-    """Unit of the number (s, ms or us since 1970), or iso for ISO 8601 text."""
+    unit: TimeUnit | None = None
+    """Unit of the number (s, ms or us since 1970), or iso for ISO 8601 text; a timestamp column of Parquet needs
+    none."""
     timezone: Annotated[str, AfterValidator(_known_timezone)] = "UTC"
-    """Time zone of ISO text that names none, such as Europe/Berlin."""
+    """Time zone of ISO text and timestamps that name none, such as Europe/Berlin."""
 
 
 class DurationField(Strict):
@@ -283,6 +285,8 @@ class ActionsSource(Files):
         for column in single:
             if single.count(column) > 1:
                 raise ValueError(f"column {column!r} is mapped to two of user_id, pin_id, ts and duration_s")
+        if self.ts.unit is None and self.file_format != "parquet":
+            raise ValueError("`ts.unit` is missing: give s, ms, us or iso; only Parquet has columns of timestamps")
         self._check_named(self.mapped_columns)
         return self
 

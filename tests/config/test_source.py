@@ -221,7 +221,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ("name: shop", "name: my/shop", "name"),
         ("name: shop\n", "", "name: Field required"),
         ("at, unit: ms}", "at, unit: hours}", "source.actions.ts.unit"),
-        ("at, unit: ms}", "at}", "source.actions.ts.unit: Field required"),
+        ("at, unit: ms}", "at}", "source.actions: `ts.unit` is missing: give s, ms, us or iso"),
         ("type: string}\n    ts", "type: uuid}\n    ts", "source.actions.pin_id.type"),
         ("user_id: user", "user_id: pin", "source.actions: column 'pin' is mapped to two of"),
         ("user_id: user", "user_id: at", "source.actions: column 'at' is mapped to two of"),
