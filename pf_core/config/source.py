@@ -276,6 +276,9 @@ class ActionsSource(Files):
     early_days: int = Field(default=0, ge=0, le=1)
     """Number of days that a row may be dated after the day of its file: 1 for files that are cut at a local
     midnight west of Greenwich."""
+    missing_days: Literal["refuse", "allow"] = "refuse"
+    """What a day without a file is in a dated log: refuse makes it an error, allow a day without rows (a shop that is
+    closed on Sundays)."""
 
     @model_validator(mode="after")
     def _each_column_once(self) -> "ActionsSource":
