@@ -204,6 +204,54 @@ def test_a_variable_without_value_and_default_is_refused(tmp_path: Path) -> None
     assert "SHOP_LOGS" in refusal(tmp_path, GOOD, {"SHOP_DATA": "/data"})
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["it's", 'a "b" c', "a: b", "a # b", "{a: 1}", "[a]", "x\ny: z", "\n", "- a", "*a", "&a b", "%", "@", "${X}"],
+)
+@pytest.mark.parametrize("scalar", ["${TOPIC}", "'${TOPIC}'", '"${TOPIC}"', "|-\n      ${TOPIC}"])
+def test_a_variable_is_a_value_whatever_its_characters(tmp_path: Path, value: str, scalar: str) -> None:
+    text = changed(("interest: topic", f"interest: {scalar}"))
+    assert load(tmp_path, text, ENVIRONMENT | {"TOPIC": value}).source.pins.interest == value
+
+
+def test_a_variable_inside_a_flow_mapping_and_inside_a_text(tmp_path: Path) -> None:
+    text = changed(("column: dwell", "column: ${DWELL}"), ("*.csv.gz", "${A:-part}-${B}.csv.gz"))
+    actions = load(tmp_path, text, ENVIRONMENT | {"DWELL": "a, b: 'c'}", "B": "7: 8"}).source.actions
+    assert actions.duration_s is not None
+    assert actions.duration_s.column == "a, b: 'c'}"
+    assert actions.path == "actions/{ds}/part-7: 8.csv.gz"
+
+
+def test_a_variable_alone_has_the_type_of_its_value(tmp_path: Path) -> None:
+    text = changed(
+        ("late_days: 2", "late_days: ${LATE}"),
+        ("start_ds: 2026-01-01", "start_ds: ${START:-2026-01-01}"),
+        ("end_ds: 2026-03-31", "end_ds: ${END:-null}"),
+        ("depth: {at_most: 3}", "depth: ${DEPTH}, kind: '${DEPTH}', seen: ${SEEN}"),
+    )
+    site = load(tmp_path, text, ENVIRONMENT | {"LATE": "3", "DEPTH": "5", "SEEN": "true"})
+    assert site.source.actions.late_days == 3
+    assert (site.start_ds, site.end_ds) == ("2026-01-01", None)
+    when = site.source.actions.surface.rules[0].when
+    assert [when[name].equals for name in ("depth", "kind", "seen")] == [5, "5", True]
+
+
+@pytest.mark.parametrize("value", ["<<", "=", "0b_", "2026-02-30"])
+def test_a_value_that_only_looks_like_yaml_is_text(tmp_path: Path, value: str) -> None:
+    text = changed(("depth: {at_most: 3}", "depth: ${DEPTH}"))
+    site = load(tmp_path, text, ENVIRONMENT | {"DEPTH": value})
+    assert site.source.actions.surface.rules[0].when["depth"].equals == value
+
+
+def test_a_variable_in_a_comment_need_not_be_set(tmp_path: Path) -> None:
+    assert load(tmp_path, "# ${NOT_SET}\n" + GOOD).name == "shop"
+
+
+def test_the_place_of_a_yaml_error_is_that_in_the_file(tmp_path: Path) -> None:
+    text = "name: shop\nsource: {root: ${SHOP_LOGS}, actions: ]\n"
+    assert f"in line 2, column {text.splitlines()[1].index(']') + 1}" in refusal(tmp_path, text)
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=r"no site file at .*absent\.yaml; set PF_SITE"):
         load_site(tmp_path / "absent.yaml", environment={})
@@ -252,6 +300,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ("end_ds: 2026-03-31", "end_ds: 2025-12-31", "end_ds 2025-12-31 is before start_ds 2026-01-01"),
         ("start_ds: 2026-01-01", "start_ds: soon", "start_ds: 'soon' is not a day; write it as YYYY-MM-DD"),
         ("start_ds: 2026-01-01", "start_ds: '2026-02-30'", "start_ds: '2026-02-30' is not a day"),
+        ("start_ds: 2026-01-01", "start_ds: 2026-02-30", "start_ds: '2026-02-30' is not a day"),
         ("end_ds: 2026-03-31", "end_ds: 31.3.2026", "end_ds: '31.3.2026' is not a day"),
         ("    vectors: vector\n", "", "source.pins.vectors"),
     ],
