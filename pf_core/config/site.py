@@ -23,6 +23,15 @@ from pf_core.config.training import TrainingConfig
 from pf_core.errors import PipelineError
 from pf_core.storage.files import is_remote, local_dir, path_of
 
+_VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
+
+_PLACEHOLDER = re.compile("\ue000(?P<number>[\ue100-\uf8ff])\ue001*\ue002")
+"""Characters for private use, of which `_FIRST_NUMBER` and those after it number the variables."""
+
+_FIRST_NUMBER = 0xE100
+
+_TYPES_OF_VALUES = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "timestamp")}
+
 
 class TimelineConfig(Strict):
     """How user timelines are built and stored."""
@@ -162,7 +171,7 @@ def load_site(path: Path, *, environment: Mapping[str, str]) -> Site:
     if not path.is_file():
         raise PipelineError(f"no site file at {path}", "set PF_SITE to the YAML file that describes your logs")
     try:
-        content = yaml.load(_substitute(path.read_text(encoding="utf-8"), environment, path), Loader=_UniqueKeys)
+        content = _SiteLoader(path.read_text(encoding="utf-8"), environment, path).get_single_data()
     except UnicodeDecodeError as error:
         raise PipelineError(f"{path} is not UTF-8 text: {error}") from error
     except yaml.YAMLError as error:
@@ -188,8 +197,52 @@ def _from(folder: Path, path: str) -> str:
     return str(path_of(path)) if "://" in path else str((folder / path).resolve())
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML lets a later key silently replace an earlier one; here that is an error."""
+class _SiteLoader(yaml.SafeLoader):
+    """Reads YAML with `${NAME}` and `${NAME:-default}` in its scalars.
+
+    Variables are replaced after parsing, so that quotes, colons and newlines in a value are part of the value. Until
+    then a placeholder of the same length stands for each, which keeps the columns in error messages right. A scalar
+    that is a variable alone and is not quoted gets the type of its value: a number, true or false, a day, or null.
+
+    YAML lets a later key silently replace an earlier one; here that is an error.
+    """
+
+    def __init__(self, text: str, environment: Mapping[str, str], path: Path) -> None:
+        self._variables: list[re.Match[str]] = []
+        self._environment, self._path = environment, path
+        super().__init__(_VARIABLE.sub(self._placeholder, text))
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        node = super().compose_scalar_node(anchor)
+        is_alone = not node.style and _PLACEHOLDER.fullmatch(node.value)
+        value = _PLACEHOLDER.sub(self._value, node.value)
+        if is_alone:
+            tag = self.resolve(yaml.ScalarNode, value, (True, False))  # type: ignore[no-untyped-call]
+            node.tag = tag if tag in _TYPES_OF_VALUES else "tag:yaml.org,2002:str"
+        node.value = value
+        return node
+
+    def construct_typed(self, node: yaml.ScalarNode) -> Any:
+        try:
+            return yaml.SafeLoader.yaml_constructors[node.tag](self, node)
+        except ValueError:  # it only looks like a day or a number, such as 2026-02-30: the text is validated
+            return node.value
+
+    def _placeholder(self, variable: re.Match[str]) -> str:
+        self._variables.append(variable)
+        number = chr(_FIRST_NUMBER + len(self._variables) - 1)
+        return f"\ue000{number}".ljust(len(variable[0]) - 1, "\ue001") + "\ue002"
+
+    def _value(self, placeholder: re.Match[str]) -> str:
+        variable = self._variables[ord(placeholder["number"]) - _FIRST_NUMBER]
+        name, default = variable["name"], variable["default"]
+        if name in self._environment:
+            return self._environment[name]
+        if default is not None:
+            return default
+        raise PipelineError(
+            f"{self._path} needs the environment variable {name}, which is not set", f"set {name}, then re-run"
+        )
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -201,27 +254,15 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+for _tag in _TYPES_OF_VALUES:
+    _SiteLoader.add_constructor(_tag, _SiteLoader.construct_typed)
+
+
 def _without_content(error: yaml.YAMLError) -> str:
     """Describe a YAML error and its place, without quoting the line: a secret may have been substituted into it."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem} in line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
     return str(error)
-
-
-def _substitute(text: str, environment: Mapping[str, str], path: Path) -> str:
-    """Replace `${NAME}` and `${NAME:-default}` in the text of a site file."""
-
-    def value(match: re.Match[str]) -> str:
-        name, default = match["name"], match["default"]
-        if name in environment:
-            return environment[name]
-        if default is not None:
-            return default
-        raise PipelineError(
-            f"{path} needs the environment variable {name}, which is not set", f"set {name}, then re-run"
-        )
-
-    return re.sub(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}", value, text)
 
 
 def _explain(error: ValidationError) -> str:

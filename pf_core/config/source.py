@@ -6,7 +6,7 @@ becomes a silently ignored option.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -68,14 +68,16 @@ class IdField(Strict):
 
 
 class TimeField(Strict):
-    """The column with the time of an action: a number since 1970 in a stated unit, or ISO 8601 text."""
+    """The column with the time of an action: a number since 1970 in a stated unit, ISO 8601 text, or a timestamp of
+    Parquet."""
 
     column: str
     """Name of the column."""
-    unit: TimeUnit
-    """Unit of the number (s, ms or us since 1970), or iso for ISO 8601 text."""
+    unit: TimeUnit | None = None
+    """Unit of the number (s, ms or us since 1970), or iso for ISO 8601 text; a timestamp column of Parquet needs
+    none."""
     timezone: Annotated[str, AfterValidator(_known_timezone)] = "UTC"
-    """Time zone of ISO text that names none, such as Europe/Berlin."""
+    """Time zone of ISO text and timestamps that name none, such as Europe/Berlin."""
 
 
 class DurationField(Strict):
@@ -265,8 +267,8 @@ class ActionsSource(Files):
     """The column with the time of the action."""
     action_type: Annotated[CategoryField, BeforeValidator(_column_shorthand)]
     """How the type of the action is read."""
-    surface: Annotated[CategoryField, BeforeValidator(_column_shorthand)]
-    """How the surface, on which the action happened, is read."""
+    surface: Annotated[CategoryField, BeforeValidator(_column_shorthand)] = CategoryField(constant="unknown")
+    """How the surface, on which the action happened, is read; without it, every surface is `unknown`."""
     duration_s: Annotated[DurationField, BeforeValidator(_column_shorthand)] | None = None
     """The column with the duration of the action; without it, every duration is 0."""
     late_days: int = Field(default=1, ge=0, le=30)
@@ -274,6 +276,9 @@ class ActionsSource(Files):
     early_days: int = Field(default=0, ge=0, le=1)
     """Number of days that a row may be dated after the day of its file: 1 for files that are cut at a local
     midnight west of Greenwich."""
+    missing_days: Literal["refuse", "allow"] = "refuse"
+    """What a day without a file is in a dated log: refuse makes it an error, allow a day without rows (a shop that is
+    closed on Sundays)."""
 
     @model_validator(mode="after")
     def _each_column_once(self) -> "ActionsSource":
@@ -283,6 +288,8 @@ class ActionsSource(Files):
         for column in single:
             if single.count(column) > 1:
                 raise ValueError(f"column {column!r} is mapped to two of user_id, pin_id, ts and duration_s")
+        if self.ts.unit is None and self.file_format != "parquet":
+            raise ValueError("`ts.unit` is missing: give s, ms, us or iso; only Parquet has columns of timestamps")
         self._check_named(self.mapped_columns)
         return self
 
@@ -363,8 +370,9 @@ class PinsSource(Strict):
     undated one is read whole for every partition.
     """
 
-    pin_id: Annotated[IdField, BeforeValidator(_column_shorthand)]
-    """The column with pin ids."""
+    pin_id: Annotated[IdField, BeforeValidator(_column_shorthand)] = IdField(column="pin_id")
+    """The column of the catalogue with pin ids. A site without a catalogue may leave it out: the type of its ids is
+    that of `actions.pin_id`."""
     catalogue: Files | None = None
     """Files with one row a pin; without them, the pins are those that have a vector."""
     vectors: VectorSource
@@ -379,6 +387,8 @@ class PinsSource(Strict):
         from_columns = [self.interest, self.is_candidate, getattr(self.vectors, "column", None)]
         if self.catalogue is None and any(from_columns):
             raise ValueError("`interest`, `is_candidate` and a vector column are read from `catalogue`: give its path")
+        if self.catalogue is not None and "pin_id" not in self.model_fields_set:
+            raise ValueError("`pin_id` is missing: name the column of the catalogue that has the pin ids")
         if self.catalogue is not None and isinstance(self.vectors, ColumnVectors):
             if self.catalogue.file_format == "csv":
                 raise ValueError("vectors in a column need a Parquet or JSON-lines catalogue; CSV has no lists")
@@ -402,14 +412,47 @@ class PinsSource(Strict):
 
 
 class Positive(Strict):
-    """Which actions are positive engagement; the defaults are the paper's (section 3)."""
+    """Which actions are positive engagement; the defaults are the paper's (section 3).
+
+    In a log with a single action type, that type is positive by default, with any duration.
+    """
 
     action_types: tuple[str, ...] = ("repin", "closeup", "click")
     """Types of positive actions."""
     longer_than_s: dict[str, float] = Field(default_factory=lambda: {"closeup": 10.0, "click": 10.0})
     """By action type, the duration in seconds that a positive action must exceed."""
     surfaces: tuple[str, ...] | None = ("homefeed",)
-    """Surfaces of positive actions; null means all of them."""
+    """Surfaces of positive actions; null means all of them, which is the default where `actions.surface` is not
+    given."""
+
+    def completed(self, actions: ActionsSource) -> "Positive":
+        """Replace the defaults that do not fit a log with one action type or without surfaces."""
+        changes: dict[str, Any] = {}
+        vocabulary = actions.action_type.vocabulary
+        if vocabulary is not None and len(vocabulary) == 1 and "action_types" not in self.model_fields_set:
+            changes["action_types"] = vocabulary
+            if "longer_than_s" not in self.model_fields_set:
+                changes["longer_than_s"] = {}
+        if "surface" not in actions.model_fields_set and "surfaces" not in self.model_fields_set:
+            changes["surfaces"] = None
+        return self.model_copy(update=changes)
+
+    def names_unknown_to(self, actions: ActionsSource) -> Iterator[str]:
+        """Yield a sentence for each key with names that the mapping of the log never gives."""
+        types, surfaces = actions.action_type.vocabulary, actions.surface.vocabulary
+        for key, names, known in (
+            ("action_types", self.action_types, types),
+            ("longer_than_s", self.longer_than_s, types),
+            ("surfaces", self.surfaces or (), surfaces),
+        ):
+            unknown = [name for name in names if known is not None and name not in known]
+            is_default = key not in self.model_fields_set
+            if unknown and not (is_default and (len(unknown) < len(names) or key == "longer_than_s")):
+                field = "surface" if key == "surfaces" else "action_type"
+                yield (
+                    f"`positive.{key}` {'is by default' if is_default else 'names'} {', '.join(unknown)}, but "
+                    f"`actions.{field}` only gives {', '.join(known or ())}"
+                )
 
 
 class Source(Strict):
@@ -423,6 +466,21 @@ class Source(Strict):
     """The pins and their vectors."""
     positive: Positive = Positive()
     """Which actions are positive engagement."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> "Source":
+        """Fill in what follows from the description of the log."""
+        if "pin_id" not in self.pins.model_fields_set:
+            object.__setattr__(self, "pins", self.pins.model_copy(update={"pin_id": self.actions.pin_id}))
+        object.__setattr__(self, "positive", self.positive.completed(self.actions))
+        return self
+
+    @model_validator(mode="after")
+    def _positive_actions_can_occur(self) -> "Source":
+        problems = list(self.positive.names_unknown_to(self.actions))
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
 
     @model_validator(mode="after")
     def _pin_ids_agree(self) -> "Source":

@@ -59,6 +59,8 @@ class ActionMapper:
 
     def map(self, raw: pa.Table) -> MappedBatch:
         """Map a table of foreign rows that has all columns of the mapping."""
+        if raw.num_rows:  # without rows, the columns have no types of their own
+            _check_types(self._source, raw.schema)
         statement = self._statement_for(raw.schema)
         raw = as_raw(raw)
         mapped = self._connection.sql(statement).to_arrow_table()
@@ -139,6 +141,16 @@ def _encoded(name: str, mapped: pa.Table, field: CategoryField) -> pa.Array:
     return pa.DictionaryArray.from_arrays(encoded.indices.cast(pa.int16()), encoded.dictionary.cast(pa.string()))
 
 
+def _check_types(source: ActionsSource, schema: pa.Schema) -> None:
+    """Raise a PipelineError if a column has a type that the mapping cannot read."""
+    ts, kind = source.ts, schema.field(source.ts.column).type
+    if ts.unit is None and not (pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_null(kind)):
+        raise PipelineError(
+            f"column {ts.column!r} of {source.path} holds {kind}, not timestamps",
+            "give its unit in the site file: `source.actions.ts.unit` is s, ms, us or iso",
+        )
+
+
 def _statement(source: ActionsSource, schema: pa.Schema) -> str:
     """Return the SQL that selects the contract's columns and the reason to reject each row (NULL if there is none)."""
     user, pin, ts = source.user_id, source.pin_id, source.ts
@@ -148,10 +160,10 @@ def _statement(source: ActionsSource, schema: pa.Schema) -> str:
         *id_checks("user_id", user, schema),
         *id_checks("pin_id", pin, schema),
         (f"{is_missing(ts.column, schema)}", f"ts: missing (column {ts.column})"),
-        ("ts_us IS NULL", f"ts: not a time in unit {ts.unit} (column {ts.column})"),
+        ("ts_us IS NULL", f"ts: not a time{f' in unit {ts.unit}' if ts.unit else ''} (column {ts.column})"),
         (
             f"ts_us NOT BETWEEN {EARLIEST_US} AND {LATEST_US}",
-            f"ts: outside 2000-2100, is unit {ts.unit} right? (column {ts.column})",
+            f"ts: outside 2000-2100{f', is unit {ts.unit} right?' if ts.unit else ''} (column {ts.column})",
         ),
         *_category_checks("action_type", source.action_type, schema),
         *_category_checks("surface", source.surface, schema),
@@ -257,6 +269,14 @@ def id_checks(name: str, field: IdField, schema: pa.Schema) -> list[tuple[str, s
     """Return (SQL condition, reason) pairs that reject a row for its id."""
     checks = [(is_missing(field.column, schema), f"{name}: missing (column {field.column})")]
     if field.type == "int":
+        if _is_text(field.column, schema):
+            checks.append(
+                (
+                    f"{name} IS NULL AND regexp_full_match({raw_column(field.column)}, '-?[0-9]+[.]0*')",
+                    f"{name}: a float like 17850.0 is not an integer: write the column as integers, or give it "
+                    f"`type: string` (column {field.column})",
+                )
+            )
         checks.append((f"{name} IS NULL", f"{name}: not an integer (column {field.column})"))
     return checks
 
@@ -264,7 +284,7 @@ def id_checks(name: str, field: IdField, schema: pa.Schema) -> list[tuple[str, s
 def _time(source: ActionsSource, schema: pa.Schema) -> str:
     """Return the SQL expression of the time in microseconds, NULL where it is not a time."""
     column, kind = raw_column(source.ts.column), schema.field(source.ts.column).type
-    if pa.types.is_timestamp(kind) or source.ts.unit == "iso":
+    if pa.types.is_timestamp(kind) or source.ts.unit in ("iso", None):
         return f"epoch_us(TRY_CAST({column} AS TIMESTAMPTZ))"
     factor = {"s": 1_000_000, "ms": 1_000, "us": 1}[source.ts.unit]
     if pa.types.is_integer(kind):

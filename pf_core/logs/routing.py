@@ -74,10 +74,11 @@ def find_arrivals(settings: IngestSettings, days: Sequence[str]) -> Iterator[Arr
         return
     for ds in ds_range(shift_ds(days[0], -source.early_days), shift_ds(days[-1], source.late_days)):
         files = find_files(source, log_root, ds)
-        if not files and ds in days:
+        if not files and ds in days and source.missing_days == "refuse":
             raise PipelineError(
                 f"no file for {ds}: nothing matches {log_root / source.path.replace(DAY, ds)}",
-                "if the site was silent that day, put a log without rows there",
+                "if the site was silent that day, put a log without rows there, or declare such days in the site file "
+                "with `source.actions.missing_days: allow`",
             )
         yield Arrival(ds=ds, files=[_describe(file) for file in files])
 

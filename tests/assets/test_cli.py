@@ -34,11 +34,44 @@ def demo_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_check_shows_how_a_site_file_reads_the_logs(demo_logs: Path) -> None:
     result = runner.invoke(app, ["check", str(DEMO_SITE)])
     assert result.exit_code == 0, result.output
-    assert "1 kept, 0 skipped" in result.output
+    assert "1 kept, 1 of them positive, 0 skipped" in result.output
     assert "1 quarantined: action_type: unknown value (column event); first in row 3" in result.output
     assert "1 quarantined: malformed: 1 fields instead of 6; first in row 4" in result.output
     assert "user_id=5" in result.output
     assert "2026-01-01 00:00:00.123" in result.output
+
+
+def write_demo_rows(folder: Path, *rows: str) -> None:
+    text = "\n".join(["event_time_ms,user,pin,event,surface,dwell_ms", *rows])
+    (folder / "actions.csv.gz").write_bytes(gzip.compress(text.encode()))
+
+
+def test_check_refuses_a_day_without_a_positive_action(demo_logs: Path) -> None:
+    write_demo_rows(demo_logs, "1767225600123,5,p1,closeup,home,10000", "1767225600124,5,p1,save,search,1")
+    result = runner.invoke(app, ["check", str(DEMO_SITE)])
+    assert result.exit_code == 1
+    assert "2 kept, 0 of them positive" in result.output
+    assert "none of the 2 actions of 1 files is positive: source.positive is {'action_types': [" in result.output
+    assert (
+        "the actions have action_type: closeup, repin; surface: homefeed, search; fix source.positive" in result.output
+    )
+    (demo_logs / "later.csv.gz").write_bytes((demo_logs / "actions.csv.gz").read_bytes())
+    write_demo_rows(demo_logs, "1767225600123,5,p1,closeup,home,10001")
+    assert runner.invoke(app, ["check", str(DEMO_SITE)]).exit_code == 0
+    (demo_logs / "actions.csv.gz").rename(demo_logs / "latest.csv.gz")  # not the first file any more
+    assert runner.invoke(app, ["check", str(DEMO_SITE)]).exit_code == 0
+
+
+def test_check_accepts_a_day_without_actions(demo_logs: Path) -> None:
+    write_demo_rows(demo_logs)
+    assert runner.invoke(app, ["check", str(DEMO_SITE)]).exit_code == 0
+
+
+def test_check_shows_control_characters_of_the_log_as_escapes(demo_logs: Path) -> None:
+    write_demo_rows(demo_logs, "1767225600123,5,\x1b[2Jp1,save,home,")
+    result = runner.invoke(app, ["check", str(DEMO_SITE)])
+    assert "pin_id=\\x1b[2Jp1" in result.output
+    assert "\x1b[2J" not in result.output
 
 
 def test_check_names_what_is_missing(demo_logs: Path, capsys: pytest.CaptureFixture[str]) -> None:

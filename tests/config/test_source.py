@@ -95,6 +95,84 @@ def test_the_paper_s_positive_engagement_is_the_default(tmp_path: Path) -> None:
     assert positive.surfaces == ("homefeed",)
 
 
+RATINGS = """\
+name: ratings
+start_ds: 2026-01-01
+source:
+  actions:
+    path: ratings.csv
+    user_id: user
+    pin_id: {column: movie, type: string}
+    ts: {column: at, unit: s}
+    action_type: {constant: rate}
+  pins:
+    vectors: {until: 2026-02-01}
+"""
+
+
+def test_a_log_without_surfaces_durations_and_catalogue_needs_no_words_about_them(tmp_path: Path) -> None:
+    source = load(tmp_path, RATINGS).source
+    assert source.actions.surface.constant == "unknown"
+    assert source.pins.pin_id.type == "string"
+    assert source.positive.action_types == ("rate",)
+    assert source.positive.longer_than_s == {}
+    assert source.positive.surfaces is None
+    again = Site.model_validate_json(load(tmp_path, RATINGS).model_dump_json(by_alias=True))
+    assert again.source == source
+
+
+def test_what_is_given_is_not_completed(tmp_path: Path) -> None:
+    given = RATINGS + "  positive: {longer_than_s: {rate: 3}, surfaces: [unknown]}\n"
+    positive = load(tmp_path, given).source.positive
+    assert positive.action_types == ("rate",)
+    assert positive.longer_than_s == {"rate": 3}
+    assert positive.surfaces == ("unknown",)
+
+
+def test_a_catalogue_needs_the_column_of_its_pin_ids(tmp_path: Path) -> None:
+    text = RATINGS.replace("  pins:\n", "  pins:\n    catalogue: {path: movies.csv}\n")
+    assert "source.pins: `pin_id` is missing" in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("positive", "complaint"),
+    [
+        ("{action_types: [repin, clik]}", "`positive.action_types` names clik, but `actions.action_type` only gives"),
+        ("{longer_than_s: {closup: 5}}", "`positive.longer_than_s` names closup, but `actions.action_type` only gives"),
+        ("{surfaces: [search]}", "`positive.surfaces` names search, but `actions.surface` only gives homefeed"),
+    ],
+)
+def test_a_positive_name_that_the_log_never_gives_is_refused(tmp_path: Path, positive: str, complaint: str) -> None:
+    assert complaint in refusal(tmp_path, GOOD + f"  positive: {positive}\n")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        (
+            "{1: repin, 2: closeup}",
+            "{1: like, 2: share}",
+            "`positive.action_types` is by default repin, closeup, click",
+        ),
+        (
+            "is: homefeed",
+            "is: front",
+            "`positive.surfaces` is by default homefeed, but `actions.surface` only gives front",
+        ),
+    ],
+)
+def test_defaults_under_which_no_action_is_positive_are_refused(
+    tmp_path: Path, old: str, new: str, complaint: str
+) -> None:
+    assert complaint in refusal(tmp_path, changed((old, new)))
+
+
+def test_positive_names_of_a_log_that_names_its_own_types_are_not_checked(tmp_path: Path) -> None:
+    text = changed(("\n      column: event\n      values: {1: repin, 2: closeup}", " event"))
+    text += "  positive: {action_types: [buy]}\n"
+    assert load(tmp_path, text).source.positive.action_types == ("buy",)
+
+
 def test_the_demo_file_is_valid() -> None:
     site = load_site(REPOSITORY / "dagster_home" / "demo.yaml", environment={"PF_DATA_DIR": "/data"})
     assert site.directory == Path("/data/demo")
@@ -126,6 +204,54 @@ def test_a_variable_without_value_and_default_is_refused(tmp_path: Path) -> None
     assert "SHOP_LOGS" in refusal(tmp_path, GOOD, {"SHOP_DATA": "/data"})
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["it's", 'a "b" c', "a: b", "a # b", "{a: 1}", "[a]", "x\ny: z", "\n", "- a", "*a", "&a b", "%", "@", "${X}"],
+)
+@pytest.mark.parametrize("scalar", ["${TOPIC}", "'${TOPIC}'", '"${TOPIC}"', "|-\n      ${TOPIC}"])
+def test_a_variable_is_a_value_whatever_its_characters(tmp_path: Path, value: str, scalar: str) -> None:
+    text = changed(("interest: topic", f"interest: {scalar}"))
+    assert load(tmp_path, text, ENVIRONMENT | {"TOPIC": value}).source.pins.interest == value
+
+
+def test_a_variable_inside_a_flow_mapping_and_inside_a_text(tmp_path: Path) -> None:
+    text = changed(("column: dwell", "column: ${DWELL}"), ("*.csv.gz", "${A:-part}-${B}.csv.gz"))
+    actions = load(tmp_path, text, ENVIRONMENT | {"DWELL": "a, b: 'c'}", "B": "7: 8"}).source.actions
+    assert actions.duration_s is not None
+    assert actions.duration_s.column == "a, b: 'c'}"
+    assert actions.path == "actions/{ds}/part-7: 8.csv.gz"
+
+
+def test_a_variable_alone_has_the_type_of_its_value(tmp_path: Path) -> None:
+    text = changed(
+        ("late_days: 2", "late_days: ${LATE}"),
+        ("start_ds: 2026-01-01", "start_ds: ${START:-2026-01-01}"),
+        ("end_ds: 2026-03-31", "end_ds: ${END:-null}"),
+        ("depth: {at_most: 3}", "depth: ${DEPTH}, kind: '${DEPTH}', seen: ${SEEN}"),
+    )
+    site = load(tmp_path, text, ENVIRONMENT | {"LATE": "3", "DEPTH": "5", "SEEN": "true"})
+    assert site.source.actions.late_days == 3
+    assert (site.start_ds, site.end_ds) == ("2026-01-01", None)
+    when = site.source.actions.surface.rules[0].when
+    assert [when[name].equals for name in ("depth", "kind", "seen")] == [5, "5", True]
+
+
+@pytest.mark.parametrize("value", ["<<", "=", "0b_", "2026-02-30"])
+def test_a_value_that_only_looks_like_yaml_is_text(tmp_path: Path, value: str) -> None:
+    text = changed(("depth: {at_most: 3}", "depth: ${DEPTH}"))
+    site = load(tmp_path, text, ENVIRONMENT | {"DEPTH": value})
+    assert site.source.actions.surface.rules[0].when["depth"].equals == value
+
+
+def test_a_variable_in_a_comment_need_not_be_set(tmp_path: Path) -> None:
+    assert load(tmp_path, "# ${NOT_SET}\n" + GOOD).name == "shop"
+
+
+def test_the_place_of_a_yaml_error_is_that_in_the_file(tmp_path: Path) -> None:
+    text = "name: shop\nsource: {root: ${SHOP_LOGS}, actions: ]\n"
+    assert f"in line 2, column {text.splitlines()[1].index(']') + 1}" in refusal(tmp_path, text)
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=r"no site file at .*absent\.yaml; set PF_SITE"):
         load_site(tmp_path / "absent.yaml", environment={})
@@ -143,7 +269,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ("name: shop", "name: my/shop", "name"),
         ("name: shop\n", "", "name: Field required"),
         ("at, unit: ms}", "at, unit: hours}", "source.actions.ts.unit"),
-        ("at, unit: ms}", "at}", "source.actions.ts.unit: Field required"),
+        ("at, unit: ms}", "at}", "source.actions: `ts.unit` is missing: give s, ms, us or iso"),
         ("type: string}\n    ts", "type: uuid}\n    ts", "source.actions.pin_id.type"),
         ("user_id: user", "user_id: pin", "source.actions: column 'pin' is mapped to two of"),
         ("user_id: user", "user_id: at", "source.actions: column 'at' is mapped to two of"),
@@ -174,6 +300,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ("end_ds: 2026-03-31", "end_ds: 2025-12-31", "end_ds 2025-12-31 is before start_ds 2026-01-01"),
         ("start_ds: 2026-01-01", "start_ds: soon", "start_ds: 'soon' is not a day; write it as YYYY-MM-DD"),
         ("start_ds: 2026-01-01", "start_ds: '2026-02-30'", "start_ds: '2026-02-30' is not a day"),
+        ("start_ds: 2026-01-01", "start_ds: 2026-02-30", "start_ds: '2026-02-30' is not a day"),
         ("end_ds: 2026-03-31", "end_ds: 31.3.2026", "end_ds: '31.3.2026' is not a day"),
         ("    vectors: vector\n", "", "source.pins.vectors"),
     ],

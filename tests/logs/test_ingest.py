@@ -181,6 +181,20 @@ def test_a_missing_day_is_an_error_and_an_empty_one_is_a_partition(small_site: M
     assert site.actions(DAYS[0]) == []
 
 
+def test_a_day_without_a_file_can_be_declared_as_silent(small_site: MakeSite) -> None:
+    site = small_site(late_days=1)
+    with pytest.raises(PipelineError, match=r"no file for 2026-01-01: .*`source.actions.missing_days: allow`"):
+        site.ingest(DAYS[:1])
+    actions = site.site.source.actions.model_copy(update={"missing_days": "allow"})
+    site.site = site.site.model_copy(update={"source": site.site.source.model_copy(update={"actions": actions})})
+    site.write_log(DAYS[2], [(1, "late", 2 * DAY_S - 1.0, "look"), (1, "p", 2 * DAY_S, "look")])
+    manifests = site.ingest(DAYS[:3])
+    assert [manifest["counts"]["kept"] for manifest in manifests] == [0, 1, 1]
+    assert [len(manifest["inputs"]) for manifest in manifests] == [0, 0, 1]
+    assert [balance(manifest) for manifest in manifests] == [0, 0, 0]
+    assert site.ingest([DAYS[3]])[0]["counts"]["kept"] == 0
+
+
 def test_a_truncated_file_leaves_the_old_partition(small_site: MakeSite) -> None:
     site = small_site()
     path = site.write_log(DAYS[0], [(1, "p", 1.0, "look")])

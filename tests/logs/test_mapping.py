@@ -125,12 +125,24 @@ def test_integer_ids_from_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["12.7", "12.0", "1e3", "9223372036854775808", "x", " 12", "+12", "1_000", "0x1f", "٣"]
+    "text", ["12.7", "1.0.0", "1e3", "9223372036854775808", "x", " 12", "+12", "1_000", "0x1f", "٣"]
 )
 def test_text_that_is_no_integer_id(text: str) -> None:
     mapped = map_columns({"u": ["12", text]})
     assert values(mapped, "user_id") == {0: 12}
     assert reasons(mapped) == {1: "user_id: not an integer (column u)"}
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_integer_ids_that_were_written_as_floats_are_explained(kind: pa.DataType) -> None:
+    """pandas writes a column of integers as floats if one of them is missing."""
+    mapped = map_columns({"u": pa.array(["17850", "17850.0", "-3.", "17850.5"]).cast(kind)})
+    explained = "a float like 17850.0 is not an integer: write the column as integers, or give it `type: string`"
+    assert values(mapped, "user_id") == {0: 17850}
+    assert reasons(mapped) == {
+        **dict.fromkeys([1, 2], f"user_id: {explained} (column u)"),
+        3: "user_id: not an integer (column u)",
+    }
 
 
 @pytest.mark.parametrize("missing", [None, ""])
@@ -275,7 +287,7 @@ def test_text_that_is_no_iso_time(text: str) -> None:
     assert mapped.ts_us.tolist() == [-1]
 
 
-@pytest.mark.parametrize("stated", ["s", "ms", "iso"])
+@pytest.mark.parametrize("stated", ["s", "ms", "iso", None])
 @pytest.mark.parametrize("zone", [None, "UTC", "Asia/Tokyo"])
 @pytest.mark.parametrize(("unit", "factor"), [("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9)])
 def test_native_timestamps_need_no_unit(stated: str, zone: str | None, unit: str, factor: int) -> None:
@@ -288,6 +300,28 @@ def test_native_timestamps_need_no_unit(stated: str, zone: str | None, unit: str
 def test_native_dates_are_their_midnight() -> None:
     mapped = map_columns({"t": [date(2026, 1, 2)]}, ts={"column": "t", "unit": "iso"})
     assert times_us(mapped) == {0: (NEW_YEAR_S + 24 * HOUR_S) * 1_000_000}
+
+
+def test_native_dates_need_no_unit() -> None:
+    mapped = map_columns({"t": [date(2026, 1, 2), date(1999, 1, 1)]}, ts={"column": "t"})
+    assert times_us(mapped) == {0: (NEW_YEAR_S + 24 * HOUR_S) * 1_000_000}
+    assert reasons(mapped) == {1: "ts: outside 2000-2100 (column t)"}
+
+
+@pytest.mark.parametrize("column", [[NEW_YEAR_S], [float(NEW_YEAR_S)], ["2026-01-01"]])
+def test_a_column_that_is_no_timestamp_needs_a_unit(column: list[Any]) -> None:
+    with pytest.raises(
+        PipelineError, match=r"column 't' of log.parquet holds .*, not timestamps; .*`source.actions.ts"
+    ):
+        map_columns({"t": column}, ts={"column": "t"})
+
+
+def test_no_rows_need_no_unit() -> None:
+    """A file without rows has columns of text, whatever its format."""
+    empty = pa.table({name: pa.array([], pa.string()) for name in "upt"})
+    assert ActionMapper(source(ts={"column": "t"})).map(empty).actions.num_rows == 0
+    nulls = map_columns({"t": pa.nulls(1)}, ts={"column": "t"})
+    assert reasons(nulls) == {0: "ts: missing (column t)"}
 
 
 def test_a_native_timestamp_beyond_all_calendars_costs_one_row() -> None:
