@@ -10,9 +10,13 @@ from pf_assets.cli.output import fail
 from pf_core.config.site import load_site
 from pf_core.logs.mapping import ActionMapper
 from pf_core.logs.readers import find_files, read_file
+from pf_core.printable import printable
 
 CHECKED_ROWS = 100_000
 """Reading stops after the batch that reaches this number of rows."""
+
+MAX_VALUE_CHARS = 200
+"""Longer texts of a log are cut."""
 
 
 def check(
@@ -45,10 +49,14 @@ def check(
     typer.echo(f"{files[0]} (1 of {len(files)} files), first {num_read:,} rows:")
     typer.echo(f"  {num_kept:,} kept, {num_skipped:,} skipped by a rule")
     for reason, numbers in reasons.items():
-        typer.echo(f"  {len(numbers):,} quarantined: {reason}; first in row {min(numbers)}")
+        typer.echo(f"  {len(numbers):,} quarantined: {_printable(reason)}; first in row {min(numbers)}")
     for row in sample:
         typer.echo("  " + "  ".join(f"{name}={_short(value)}" for name, value in row.items()))
 
 
 def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else _printable(str(value))
+
+
+def _printable(text: str) -> str:
+    return printable(text, max_chars=MAX_VALUE_CHARS)

@@ -164,6 +164,20 @@ def test_a_mostly_broken_day_stops_the_run_before_the_timelines(three_days: Site
     assert read_manifest(site, DAYS[3]) is not None  # to look at: nothing is lost
 
 
+def test_the_quarantine_sample_is_cut_and_shows_what_the_log_holds(site: Site, instance: dg.DagsterInstance) -> None:
+    log = next((site.log_root / "actions" / START).glob("*.csv.gz"))
+    texts = ["\x1b[31mred", "[red]red[/red]", "<script>alert(1)</script> | `x`", "y" * 3_000_000]
+    header, *lines = gzip.decompress(log.read_bytes()).decode().splitlines()
+    log.write_bytes(gzip.compress("\n".join([header, *texts, *lines]).encode()))
+    result = run(site, instance, START, assets=("raw_actions",))
+    [materialization] = result.asset_materializations_for_node("raw_actions")
+    sample = materialization.metadata["quarantine_sample"]
+    assert isinstance(sample, dg.TableMetadataValue)  # its cells are shown as text, unlike Markdown
+    shown = [str(record.data["raw"]) for record in sample.records]
+    assert shown[:4] == [r"\x1b[31mred", *texts[1:3], "y" * 199 + "…"]
+    assert all(len(str(cell)) <= 200 for record in sample.records for cell in record.data.values())
+
+
 def cut_log(site: Site, ds: str) -> None:
     """Leave a quarter of the day's log."""
     log = next((site.log_root / "actions" / ds).glob("*.csv.gz"))
