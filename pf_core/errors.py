@@ -4,15 +4,21 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pf_core.printable import printable
+
+MAX_CHARS = 10_000
+"""Largest length of what a message says; a message may quote a log, and a log may have a line of any length."""
+
 
 class PipelineError(ValueError):
     """A mistake that the user of the pipeline can fix.
 
     `what` names the mistake and its place. `remedy`, if there is one, is what to do about it, mostly a command;
-    the message is then "what; remedy".
+    the message is then "what; remedy". Control characters in `what` are shown as escapes: it may quote a log.
     """
 
     def __init__(self, what: str, remedy: str | None = None) -> None:
+        what = printable(what, max_chars=MAX_CHARS, keep="\n\t")
         super().__init__(what if remedy is None else f"{what}; {remedy}")
         self.what, self.remedy = what, remedy
 

@@ -11,7 +11,7 @@ from pf_assets.metadata.pages import column_schema, record_days
 from pf_assets.settings import ENGINE_POOL, start_engine
 from pf_core.config.site import Site
 from pf_core.config.source import LearnedVectors
-from pf_core.logs.checks import judge_late_rows, judge_quarantine, judge_volume, trailing_manifests
+from pf_core.logs.checks import is_newest_day, judge_late_rows, judge_quarantine, judge_volume, trailing_manifests
 from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.logs.ingest import ingest_days
 from pf_core.logs.partition import ingested_days, require_manifest
@@ -95,12 +95,15 @@ def log_checks(site: Site) -> list[dg.AssetChecksDefinition]:
 
     @dg.asset_check(asset="raw_actions", blocking=True)
     def volume_is_normal(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        """The day has about as many actions as the days before it: otherwise it is incomplete or doubled."""
+        """The day has about as many actions as the same weekday before: otherwise it is incomplete or doubled.
+
+        The site's newest day blocks. An abnormal day in the past, as in a backfill, is a warning.
+        """
         days = days_to_check(context, ingested_days(site))
-        return asset_check_result(
-            context,
-            [judge_volume(require_manifest(site, ds), trailing_manifests(site, ds), site.quality) for ds in days],
-        )
+        results = [judge_volume(require_manifest(site, ds), trailing_manifests(site, ds), site.quality) for ds in days]
+        blocks = any(is_newest_day(site, result.ds) for result in results if not result.passed)
+        severity = dg.AssetCheckSeverity.ERROR if blocks else dg.AssetCheckSeverity.WARN
+        return asset_check_result(context, results, severity=severity)
 
     @dg.asset_check(asset="raw_actions")
     def late_rows_are_received(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:

@@ -12,12 +12,16 @@ from pf_core.config.site import Site, load_site
 from pf_core.logs.mapping import ActionMapper, MappedBatch
 from pf_core.logs.positives import positive_mask
 from pf_core.logs.readers import find_files, read_file
+from pf_core.printable import printable
 
 CHECKED_ROWS = 100_000
 """Reading stops after the batch that reaches this number of rows."""
 
 NAMES_SHOWN = 10
 """Number of action types and surfaces that an error lists."""
+
+MAX_VALUE_CHARS = 200
+"""Longer texts of a log are cut."""
 
 
 def check(
@@ -96,5 +100,4 @@ def _short(value: Any) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return the text with control characters as escapes: what a log holds is shown, not executed by the terminal."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return printable(text, max_chars=MAX_VALUE_CHARS)

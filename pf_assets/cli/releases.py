@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from pf_assets.cli.output import show
 from pf_assets.settings import current_site
 from pf_core.config.site import Site
 from pf_core.errors import PipelineError, materialize_command
@@ -34,7 +35,7 @@ def show_recommendations(site: Site, user: str, *, k: int, recent: int) -> None:
     _show_newest_actions(site, manifest["ds"], user_id, recent)
     typer.echo("  recommended pins:")
     for hit in hits:
-        typer.echo(f"    {hit.score:.3f}  {hit.pin_id!s:<16} {hit.interest}")
+        show(f"    {hit.score:.3f}  {hit.pin_id!s:<16} {hit.interest}")
 
 
 def _show_newest_actions(site: Site, ds: str, user_id: int | str, limit: int) -> None:
@@ -48,7 +49,7 @@ def _show_newest_actions(site: Site, ds: str, user_id: int | str, limit: int) ->
     if rows:
         typer.echo(f"  newest actions until {ds}:")
     for row in rows:
-        typer.echo(f"    {row['ts']:%Y-%m-%d %H:%M}  {row['action_type']:<12} {row['pin_id']!s:<16} {row['interest']}")
+        show(f"    {row['ts']:%Y-%m-%d %H:%M}  {row['action_type']:<12} {row['pin_id']!s:<16} {row['interest']}")
 
 
 def similar(
@@ -64,7 +65,7 @@ def similar(
             raise PipelineError(f"{pin!r} is not an integer pin id")
         pin_id = int(pin)
     for hit in release.similar(pin_id, k=k):
-        typer.echo(f"{hit.score:.3f}  {hit.pin_id!s:<16} {hit.interest}")
+        show(f"{hit.score:.3f}  {hit.pin_id!s:<16} {hit.interest}")
 
 
 def releases() -> None:

@@ -10,10 +10,15 @@ from typing import Any
 import dagster as dg
 from matplotlib.figure import Figure
 
+from pf_core.printable import printable
+
 Metadata = dict[str, Any]
 
 MAX_SAMPLE_ROWS = 12
 """Largest number of rows in a table that shows a sample."""
+
+MAX_CELL_CHARS = 200
+"""Longer texts in a table are cut: a log may have values of any length, and Dagster stores the table with the event."""
 
 
 # Partitions
@@ -53,7 +58,11 @@ def column_schema(schema: Any) -> dg.TableSchema:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> dg.MetadataValue:
-    """Return rows as a table, or the text "none" without rows; numbers have four significant digits."""
+    """Return rows as a table, or the text "none" without rows; numbers have four significant digits.
+
+    Cells may hold log content. Long texts are cut, and control characters are shown as escapes. Dagster shows the
+    cells of a table as plain text, so markup needs no escapes; log content must not go into Markdown.
+    """
     if not rows:
         return dg.MetadataValue.text("none")
     return dg.MetadataValue.table([dg.TableRecord({k: _cell(v) for k, v in row.items()}) for row in rows])
@@ -62,7 +71,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> dg.MetadataValue:
 def _cell(value: Any) -> str | int | bool | float:
     if isinstance(value, float):
         return float(f"{value:.4g}")
-    return value if isinstance(value, str | int | bool) else str(value)
+    return value if isinstance(value, int | bool) else printable(str(value), max_chars=MAX_CELL_CHARS)
 
 
 def picture(figure: Figure, path: Path) -> dg.MetadataValue:

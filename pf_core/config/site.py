@@ -78,18 +78,22 @@ class EngineConfig(Strict):
 
 
 class QualityConfig(Strict):
-    """Limits beyond which a day's logs are abnormal; the assets downstream are then not built."""
+    """Limits beyond which a day's logs are abnormal; the assets downstream are then not built. For an
+    abnormal volume this holds for the newest day; a day before others, as in a backfill, is a warning."""
 
     max_quarantined_share: float = Field(default=0.02, ge=0, le=1)
     """Largest share of a day's rows that may be quarantined."""
+    trailing_weeks: int = Field(default=4, ge=0)
+    """Number of past weeks in which days of the same weekday are compared with; 0 never compares by weekday. A weekday
+    that had no actions in most of at least two such weeks is closed: then few or no actions are normal."""
     trailing_days: int = Field(default=14, ge=1)
-    """Number of days before whose median volume a day is compared with."""
+    """Number of days before that a day is compared with while too few days of the same weekday have actions."""
     min_trailing_days: int = Field(default=3, ge=1)
-    """Number of days before that are needed for the comparison; with fewer, any volume above zero passes."""
+    """Number of earlier days with actions that a comparison needs; with fewer, any volume above zero passes."""
     min_volume_ratio: float = Field(default=0.5, ge=0)
-    """Least ratio of a day's actions to the median of the days before."""
+    """Least ratio of a day's actions to the median of the compared days; 0 lets a day without actions pass."""
     max_volume_ratio: float = Field(default=2.0, gt=0)
-    """Largest ratio of a day's actions to the median of the days before."""
+    """Largest ratio of a day's actions to the median of the compared days."""
     min_feature_coverage: float = Field(default=0.9, ge=0, le=1)
     """Least share of a day's actions whose pin has a feature; below it, a warning."""
 

@@ -3,13 +3,21 @@
 Each reads manifests and returns a CheckResult; pf_assets turns them into asset checks.
 """
 
+import calendar
 import statistics
 from collections.abc import Sequence
 
 from pf_core.check_result import CheckResult
 from pf_core.config.site import QualityConfig, Site
-from pf_core.days import shift_ds
-from pf_core.logs.partition import RawManifest, read_manifest
+from pf_core.days import ds_range, parse_ds, shift_ds
+from pf_core.logs.partition import RawManifest, ingested_days, read_manifest
+from pf_core.logs.readers import find_files
+
+MIN_WEEKS_TO_BE_CLOSED = 2
+"""A weekday can be closed as usual only if it is known for this many weeks: a single one may have been an outage."""
+
+DAYS_SEARCHED_FOR_LOGS = 7
+"""Number of days after a day in which is_newest_day looks for logs."""
 
 
 def judge_quarantine(manifest: RawManifest, quality: QualityConfig) -> CheckResult:
@@ -23,26 +31,60 @@ def judge_quarantine(manifest: RawManifest, quality: QualityConfig) -> CheckResu
     return CheckResult(manifest["ds"], share <= quality.max_quarantined_share, reason)
 
 
-def judge_volume(manifest: RawManifest, trailing: Sequence[RawManifest], quality: QualityConfig) -> CheckResult:
-    """min_volume_ratio ≤ kept / median(kept of the trailing days) ≤ max_volume_ratio.
+def judge_volume(manifest: RawManifest, earlier: Sequence[RawManifest], quality: QualityConfig) -> CheckResult:
+    """min ≤ kept / median(kept of the compared days) ≤ max_volume_ratio.
 
-    A day without actions fails unless min_volume_ratio is 0. With fewer than `min_trailing_days` days to compare with,
-    any volume above zero passes.
+    The compared days are, of the `earlier` days that have actions,
+    - those of the same weekday in the last `trailing_weeks` weeks, if there are `min_trailing_days` of them;
+    - otherwise all of the last `trailing_days` days, if there are `min_trailing_days` of them;
+    - otherwise none: then the day passes if it has actions, or if min is 0.
+    Days without actions are not compared with, so the median is never 0.
+
+    min is `min_volume_ratio`, or 0 for a weekday that is usually empty: of the same weekdays in the last
+    `trailing_weeks` weeks at least two are known, and more than half had no actions. So a closed day passes, and so
+    does a closed day with a few actions. Any other day without actions fails, unless `min_volume_ratio` is 0.
     """
-    kept = manifest["counts"]["kept"]
+    ds, kept = manifest["ds"], manifest["counts"]["kept"]
+    day = parse_ds(ds)
+    age_of = [((day - parse_ds(other["ds"])).days, other["counts"]["kept"]) for other in earlier]
+    weekdays = [num for age, num in age_of if age % 7 == 0 and 7 <= age <= 7 * quality.trailing_weeks]
+    num_empty = weekdays.count(0)
+    is_usually_empty = len(weekdays) >= MIN_WEEKS_TO_BE_CLOSED and 2 * num_empty > len(weekdays)
+    least = 0.0 if is_usually_empty else quality.min_volume_ratio
+    weekday_name = calendar.day_name[day.weekday()]
+
     if kept == 0:
+        if is_usually_empty:
+            return CheckResult(ds, True, f"no actions, as on {num_empty} of the last {len(weekdays)} {weekday_name}s")
         reason = "no actions at all; if the site was silent, min_volume_ratio: 0 lets the day pass"
-        return CheckResult(manifest["ds"], quality.min_volume_ratio == 0, reason)
-    if len(trailing) < quality.min_trailing_days:
-        return CheckResult(manifest["ds"], True, f"{kept:,} actions; only {len(trailing)} earlier days to compare with")
-    median = statistics.median(day["counts"]["kept"] for day in trailing)
-    ratio = kept / median if median else float("inf")
+        return CheckResult(ds, least == 0, reason)
+    compared, name = [num for num in weekdays if num], f"{weekday_name}s"
+    if len(compared) < quality.min_trailing_days:
+        compared, name = [num for age, num in age_of if num and 1 <= age <= quality.trailing_days], "days"
+    if len(compared) < quality.min_trailing_days:
+        return CheckResult(ds, True, f"{kept:,} actions; only {len(compared)} earlier days to compare with")
+    ratio = kept / statistics.median(compared)
     return CheckResult(
-        manifest["ds"],
-        quality.min_volume_ratio <= ratio <= quality.max_volume_ratio,
-        f"{kept:,} actions, {ratio:.2f} times the median of the {len(trailing)} days before; "
-        f"normal is {quality.min_volume_ratio:g} to {quality.max_volume_ratio:g}",
+        ds,
+        least <= ratio <= quality.max_volume_ratio,
+        f"{kept:,} actions, {ratio:.2f} times the median of the last {len(compared)} {name} with actions; "
+        f"normal is {least:g} to {quality.max_volume_ratio:g}",
     )
+
+
+def is_newest_day(site: Site, ds: str) -> bool:
+    """Return whether no later day of the site has a partition or, from the second day after `ds` on, a log.
+
+    The log of the day after `ds` may be in the making while `ds` is ingested. Logs are searched for a week.
+    """
+    if any(day > ds for day in ingested_days(site)):
+        return False
+    source = site.source.actions
+    if not source.is_dated:
+        return True
+    days = ds_range(shift_ds(ds, 2), shift_ds(ds, DAYS_SEARCHED_FOR_LOGS))
+    in_site = [day for day in days if site.end_ds is None or day <= site.end_ds]
+    return not any(find_files(source, site.log_root, day) for day in in_site)
 
 
 def judge_late_rows(site: Site, manifest: RawManifest) -> CheckResult:
@@ -63,6 +105,12 @@ def judge_late_rows(site: Site, manifest: RawManifest) -> CheckResult:
 
 
 def trailing_manifests(site: Site, ds: str) -> list[RawManifest]:
-    """Return the manifests of the `trailing_days` days before ds that have one."""
-    days = [shift_ds(ds, -offset) for offset in range(1, site.quality.trailing_days + 1)]
+    """Return the manifests that judge_volume compares with, newest first.
+
+    These are the `trailing_days` days before `ds` and its weekday in the `trailing_weeks` weeks before, as far as they
+    have a partition.
+    """
+    quality = site.quality
+    ages = {*range(1, quality.trailing_days + 1), *range(7, 7 * quality.trailing_weeks + 1, 7)}
+    days = [shift_ds(ds, -age) for age in sorted(ages)]
     return [manifest for day in days if (manifest := read_manifest(site, day)) is not None]

@@ -88,7 +88,7 @@ class RawManifest(TypedDict):
     sent_to: dict[str, int]
     """Number of rows sent to each other day."""
     outside_site_days: int
-    """Number of rows of an undated log that belong to no day of the site."""
+    """Number of rows of an undated log that belong to no day of the site, usable or not."""
     by_type: dict[str, int]
     by_surface: dict[str, int]
     quarantined_by_reason: dict[str, int]

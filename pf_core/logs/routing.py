@@ -154,11 +154,15 @@ class Router:
         return np.asarray(pc.is_in(users, self._forgotten.cast(pa.string())).to_numpy(zero_copy_only=False))
 
     def _route_undated(self, file: Path) -> Iterator[RoutedRows]:
-        """Route rows to the days on which they happened; a reject without a valid time goes to the day of the row
-        before it.
+        """Route rows to the days on which they happened.
+
+        A rejected or skipped row without a valid time goes to the day of the timed row before it; at the start of the
+        file, of the first timed row. A row of a day outside the site's days is counted as that and as nothing else. So,
+        in a run over all days of the site: rows of the file = sum of the days' `read` + rows outside the site's days.
         """
         last_day = -1
         waiting: list[list[Any]] = []  # rejects before the first row with a valid time
+        skipped = np.empty(0, np.int64)  # numbers of skipped rows whose day is not known yet
         forgotten: set[int] = set()  # row numbers of users on the deletion list: not quarantined either
         for batch in self._read(file):
             mapped = self._mapper.map(batch.rows)
@@ -173,21 +177,28 @@ class Router:
             listed = mapped.rejected[self._is_forgotten(batch.rows, mapped.rejected)]
             forgotten.update(batch.row_number[listed].tolist())
             waiting += [reject for _, *reject in rejected_rows([batch], batch.rows, mapped.rejected, mapped.reasons)]
+            skipped = np.concatenate([skipped, batch.row_number[mapped.skipped]])
             if last_day >= 0:
                 for number, reason, text in waiting:
-                    own = self._tally_of(int(days[np.searchsorted(numbers, number, side="right") - 1]))
-                    if own is not None:
+                    day = int(days[np.searchsorted(numbers, number, side="right") - 1])
+                    own = self._tally_of(day)
+                    if not self._site_days[0] <= day <= self._site_days[1]:
+                        self.num_outside_site_days += 1
+                    elif own is not None:
                         own.counts["read"] += 1
                         if number in forgotten:
                             own.counts["forgotten"] += 1
                         else:
                             own.quarantine.add(file, number, reason, text)
-                waiting = []
-            self._count_days("skipped", row_day[mapped.skipped])
-            self._count_days("read", row_day[mapped.skipped])
-            self._count_days("read", row_day[mapped.kept])
+                skipped_day = days[np.searchsorted(numbers, skipped, side="right") - 1]
+                skipped_in_site = self._in_site_days(skipped_day)
+                self.num_outside_site_days += int((~skipped_in_site).sum())
+                self._count_days("skipped", skipped_day[skipped_in_site])
+                self._count_days("read", skipped_day[skipped_in_site])
+                waiting, skipped = [], skipped[:0]
             in_site = self._in_site_days(row_day[mapped.kept])
             self.num_outside_site_days += int((~in_site).sum())
+            self._count_days("read", row_day[mapped.kept][in_site])
             self._report(f"raw_actions: reading {file}")
             yield self._group(mapped.actions, row_day[mapped.kept], in_site)
         if waiting:
@@ -195,6 +206,7 @@ class Router:
             raise PipelineError(
                 f"{file}: no row has a valid time; row {number}: {reason}", "fix the mapping in the site file"
             )
+        self.num_outside_site_days += len(skipped)  # a file of skipped rows without a time
 
     def _read(self, file: Path) -> Iterator[RawBatch]:
         return read_file(file, self._source, self._source.mapped_columns, self._source.categories)

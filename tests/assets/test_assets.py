@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import dagster as dg
@@ -163,15 +164,53 @@ def test_a_mostly_broken_day_stops_the_run_before_the_timelines(three_days: Site
     assert read_manifest(site, DAYS[3]) is not None  # to look at: nothing is lost
 
 
-def test_half_a_day_stops_the_run(three_days: Site, instance: dg.DagsterInstance) -> None:
-    site = three_days
-    log = next((site.log_root / "actions" / DAYS[3]).glob("*.csv.gz"))
+def test_the_quarantine_sample_is_cut_and_shows_what_the_log_holds(site: Site, instance: dg.DagsterInstance) -> None:
+    log = next((site.log_root / "actions" / START).glob("*.csv.gz"))
+    texts = ["\x1b[31mred", "[red]red[/red]", "<script>alert(1)</script> | `x`", "y" * 3_000_000]
+    header, *lines = gzip.decompress(log.read_bytes()).decode().splitlines()
+    log.write_bytes(gzip.compress("\n".join([header, *texts, *lines]).encode()))
+    result = run(site, instance, START, assets=("raw_actions",))
+    [materialization] = result.asset_materializations_for_node("raw_actions")
+    sample = materialization.metadata["quarantine_sample"]
+    assert isinstance(sample, dg.TableMetadataValue)  # its cells are shown as text, unlike Markdown
+    shown = [str(record.data["raw"]) for record in sample.records]
+    assert shown[:4] == [r"\x1b[31mred", *texts[1:3], "y" * 199 + "…"]
+    assert all(len(str(cell)) <= 200 for record in sample.records for cell in record.data.values())
+
+
+def cut_log(site: Site, ds: str) -> None:
+    """Leave a quarter of the day's log."""
+    log = next((site.log_root / "actions" / ds).glob("*.csv.gz"))
     lines = gzip.decompress(log.read_bytes()).decode().splitlines()
     log.write_bytes(gzip.compress("\n".join(lines[: len(lines) // 4]).encode()))
+
+
+def test_half_a_day_stops_the_run_of_the_newest_day(three_days: Site, instance: dg.DagsterInstance) -> None:
+    site = three_days
+    for ds in ds_range(DAYS[5], "2026-01-08"):  # the morning of DAYS[4], whose log is in the making
+        shutil.rmtree(site.log_root / "actions" / ds)
+    cut_log(site, DAYS[3])
     result = run(site, instance, DAYS[3])
     assert not result.success
     assert check_results(result)["volume_is_normal"] is False
     assert timeline_state(site).manifest(DAYS[3]) is None
+
+
+@pytest.mark.parametrize("last", [None, DAYS[4]])
+def test_half_a_day_is_a_warning_in_a_backfill(
+    three_days: Site, instance: dg.DagsterInstance, last: str | None
+) -> None:
+    """A day with later logs, built alone or in a range."""
+    site = three_days
+    cut_log(site, DAYS[3])
+    result = run(site, instance, DAYS[3], last)
+    assert result.success
+    evaluations = {evaluation.check_name: evaluation for evaluation in result.get_asset_check_evaluations()}
+    volume = evaluations["volume_is_normal"]
+    assert (volume.passed, volume.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert volume.description is not None
+    assert volume.description.startswith(f"{DAYS[3]}: ")
+    assert timeline_state(site).manifest(last or DAYS[3]) is not None
 
 
 def test_doctored_timelines_fail_their_check(three_days: Site, instance: dg.DagsterInstance) -> None:

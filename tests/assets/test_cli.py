@@ -74,6 +74,18 @@ def test_check_shows_control_characters_of_the_log_as_escapes(demo_logs: Path) -
     assert "\x1b[2J" not in result.output
 
 
+def test_check_shows_log_content_and_does_not_execute_it(demo_logs: Path) -> None:
+    pins = ["\x1b[31mred", "[bold]b[/bold]", "<script>|`", "y" * 3_000_000]
+    lines = ["event_time_ms,user,pin,event,surface,dwell_ms", *(f"1767225600123,5,{pin},save,home," for pin in pins)]
+    (demo_logs / "actions.csv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    result = runner.invoke(app, ["check", str(DEMO_SITE)], color=True)  # otherwise the runner removes escapes
+    assert result.exit_code == 0, result.output
+    assert "\x1b" not in result.output
+    for shown in ("\\x1b[31mred", "[bold]b[/bold]", "<script>|`", "y" * 199 + "…"):
+        assert f"pin_id={shown}  " in result.output
+    assert len(result.output) < 5_000
+
+
 def test_check_names_what_is_missing(demo_logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = runner.invoke(app, ["check", str(DEMO_SITE), "--ds", "2026-01-02"])
     assert result.exit_code == 1
@@ -91,6 +103,19 @@ def test_a_mistake_ends_in_a_sentence(
     captured = capsys.readouterr().err
     assert "sauce: is not a known key (a typo?)" in captured
     assert "Traceback" not in captured
+
+
+def test_an_error_does_not_execute_log_content(
+    demo_logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (demo_logs / "actions.csv.gz").write_bytes(gzip.compress(b"event_time_ms,\x1b[2Juser,[red]pin\n1,2,3\n"))
+    monkeypatch.setattr("sys.argv", ["pf", "check", str(DEMO_SITE)])
+    with pytest.raises(SystemExit):
+        main()
+    captured = capsys.readouterr().err
+    assert "\\x1b[2Juser" in captured
+    assert "[red]pin" in captured
+    assert "\x1b[2J" not in captured
 
 
 # The list of commands
@@ -119,7 +144,7 @@ def test_help_lists_every_command_and_imports_none() -> None:
     *listed, imported = run_python(code).strip().splitlines()
     assert all(any(line.startswith(f"│ {name} ") for line in listed) for name in COMMANDS)
     ours = ["pf_assets", "pf_assets.cli", *(f"pf_assets.cli.{name}" for name in ("lazy", "main", "output"))]
-    assert imported == str([*ours, "pf_core", "pf_core.errors"])
+    assert imported == str([*ours, "pf_core", "pf_core.errors", "pf_core.printable"])
 
 
 def test_commands_that_read_a_release_import_nothing_that_builds() -> None:

@@ -7,10 +7,11 @@ import pytest
 
 from pf_core.config.site import QualityConfig, Site
 from pf_core.days import shift_ds
-from pf_core.logs.checks import judge_quarantine, judge_volume, trailing_manifests
+from pf_core.logs.checks import is_newest_day, judge_quarantine, judge_volume, trailing_manifests
 from pf_core.logs.partition import partition_dir
 from pf_core.storage.builds import MANIFEST
 from pf_core.storage.files import write_json
+from tests.support.sites import make_site
 
 DS = "2026-01-20"
 QUALITY = QualityConfig(
@@ -72,7 +73,7 @@ def test_a_normal_day_passes() -> None:
     verdict = judge_volume(manifest(kept=900), days_before(1000, 1200, 800), QUALITY)
     assert verdict.passed
     assert verdict.ds == DS
-    assert verdict.reason == "900 actions, 0.90 times the median of the 3 days before; normal is 0.5 to 2"
+    assert verdict.reason == "900 actions, 0.90 times the median of the last 3 days with actions; normal is 0.5 to 2"
 
 
 @pytest.mark.parametrize(
@@ -106,8 +107,70 @@ def test_the_first_days_have_nothing_to_compare_with() -> None:
     assert not judge_volume(manifest(kept=5), days_before(1000, 1000, 1000), QUALITY).passed
 
 
-def test_actions_after_an_outage_are_abnormal() -> None:
-    assert not judge_volume(manifest(kept=5), days_before(0, 0, 0), QUALITY).passed
+def test_days_without_actions_are_not_compared_with() -> None:
+    """The median of days without actions is 0, and no setting would allow a multiple of it."""
+    verdict = judge_volume(manifest(kept=5), days_before(0, 0, 0, 0, 0), QUALITY)
+    assert verdict.passed
+    assert verdict.reason == "5 actions; only 0 earlier days to compare with"
+    trailing = days_before(0, 0, 0, 0, 1000, 1000, 1000)
+    assert judge_volume(manifest(kept=500), trailing, QUALITY).passed
+    assert not judge_volume(manifest(kept=499), trailing, QUALITY).passed
+    assert not judge_volume(manifest(kept=2001), trailing, QUALITY).passed
+
+
+# Weekdays
+
+
+def weeks_before(num_weeks: int, *, same_weekday: int | list[int], others: int = 1000) -> list[Any]:
+    """Days before DS, newest first; the newest of the list `same_weekday` is that of last week."""
+    same = [same_weekday] * num_weeks if isinstance(same_weekday, int) else same_weekday
+    return days_before(*(others if age % 7 else same[age // 7 - 1] for age in range(1, 7 * num_weeks + 1)))
+
+
+@pytest.mark.parametrize(("kept", "passed"), [(99, False), (100, True), (200, True), (400, True), (401, False)])
+def test_a_quiet_weekday_is_compared_with_its_own_past(kept: int, passed: bool) -> None:
+    """DS is a Tuesday; Tuesdays have 200 actions and other days 1,000."""
+    verdict = judge_volume(manifest(kept=kept), weeks_before(4, same_weekday=200), QUALITY)
+    assert verdict.passed is passed
+    assert verdict.reason == (
+        f"{kept} actions, {kept / 200:.2f} times the median of the last 4 Tuesdays with actions; normal is 0.5 to 2"
+    )
+
+
+def test_too_few_days_of_a_weekday_leave_the_days_before() -> None:
+    assert not judge_volume(manifest(kept=200), weeks_before(2, same_weekday=200), QUALITY).passed
+    assert judge_volume(manifest(kept=200), weeks_before(3, same_weekday=200), QUALITY).passed
+    not_by_weekday = QUALITY.model_copy(update={"trailing_weeks": 0})
+    assert not judge_volume(manifest(kept=200), weeks_before(4, same_weekday=200), not_by_weekday).passed
+
+
+def test_weeks_and_days_longer_ago_are_not_compared_with() -> None:
+    long_ago = [manifest(shift_ds(DS, -7 * week), kept=200) for week in (5, 6, 7)]
+    earlier = [*days_before(1000, 1000, 1000), *long_ago, manifest(shift_ds(DS, -15), kept=1)]
+    assert judge_volume(manifest(kept=500), earlier, QUALITY).passed
+    assert not judge_volume(manifest(kept=499), earlier, QUALITY).passed
+
+
+@pytest.mark.parametrize(
+    ("tuesdays", "closed"),
+    [([0], False), ([0, 0], True), ([0, 900], False), ([0, 900, 0], True), ([0, 0, 900, 900], False), ([0] * 4, True)],
+)
+def test_a_closed_weekday_may_be_empty(tuesdays: list[int], closed: bool) -> None:
+    """A shop that is closed on Tuesdays: most of at least two Tuesdays had no actions."""
+    earlier = weeks_before(len(tuesdays), same_weekday=tuesdays)
+    verdict = judge_volume(manifest(read=0, kept=0), earlier, QUALITY)
+    assert verdict.passed is closed
+    if closed:
+        assert verdict.reason == f"no actions, as on {tuesdays.count(0)} of the last {len(tuesdays)} Tuesdays"
+    assert judge_volume(manifest(kept=3), earlier, QUALITY).passed is closed  # a few actions of a closed day
+    assert judge_volume(manifest(kept=1000), earlier, QUALITY).passed  # an exceptional opening
+    assert not judge_volume(manifest(kept=2001), earlier, QUALITY).passed  # doubled logs of one
+
+
+def test_the_day_after_a_closed_day_is_compared_with_open_days() -> None:
+    earlier = days_before(*(0 if age % 7 == 1 else 1000 for age in range(1, 29)))
+    assert judge_volume(manifest(kept=1000), earlier, QUALITY).passed
+    assert not judge_volume(manifest(read=0, kept=0), earlier, QUALITY).passed
 
 
 # Which days are compared
@@ -144,3 +207,40 @@ def test_the_days_before_are_compared_as_far_as_they_exist(tmp_path: Path) -> No
 
 def test_without_earlier_days_there_is_nothing_to_compare_with(tmp_path: Path) -> None:
     assert trailing_manifests(site_in(tmp_path), DS) == []
+
+
+def test_the_same_weekday_of_past_weeks_is_compared_too(tmp_path: Path) -> None:
+    site = site_in(tmp_path)
+    for age in range(1, 36):
+        write_json(partition_dir(site.directory, shift_ds(DS, -age)) / MANIFEST, manifest(shift_ds(DS, -age)))
+    ages = [1, 2, 3, 4, 7, 14, 21, 28]
+    assert [day["ds"] for day in trailing_manifests(site, DS)] == [shift_ds(DS, -age) for age in ages]
+
+
+# Newest day
+
+
+@pytest.mark.parametrize(("log_age", "newest"), [(-1, True), (0, True), (1, True), (2, False), (7, False), (8, True)])
+def test_a_day_is_not_the_newest_if_logs_of_later_days_exist(tmp_path: Path, log_age: int, newest: bool) -> None:
+    """The log of the next day may be in the making."""
+    site = make_site(tmp_path, path="logs/{ds}/*.csv")
+    log = tmp_path / "logs" / shift_ds(DS, log_age) / "a.csv"
+    log.parent.mkdir(parents=True)
+    log.touch()
+    assert is_newest_day(site, DS) is newest
+
+
+def test_the_last_day_of_a_site_is_its_newest(tmp_path: Path) -> None:
+    site = make_site(tmp_path, path="logs/{ds}.csv", end_ds=DS)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / f"{shift_ds(DS, 2)}.csv").touch()
+    assert is_newest_day(site, DS)
+
+
+@pytest.mark.parametrize("path", ["logs/all.csv", "logs/{ds}.csv"])
+def test_a_day_is_not_the_newest_if_a_later_one_is_ingested(tmp_path: Path, path: str) -> None:
+    site = make_site(tmp_path, path=path)
+    for ds in (shift_ds(DS, -1), DS):
+        write_json(partition_dir(site.directory, ds) / MANIFEST, manifest(ds))
+    assert is_newest_day(site, DS)
+    assert not is_newest_day(site, shift_ds(DS, -1))

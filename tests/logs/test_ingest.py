@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pf_core.config.source import Positive
+from pf_core.config.source import CategoryField, Positive
 from pf_core.days import ds_range, ds_start_us, shift_ds
 from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
@@ -148,6 +148,52 @@ def test_undated_lines_without_a_time_go_with_the_row_before(small_site: MakeSit
     rows = [read_quarantine(site.site, ds).select(["row_number", "reason"]).to_pylist() for ds in DAYS[:2]]
     assert [[row["row_number"] for row in day] for day in rows] == [[2, 4], [6]]
     assert rows[0][1]["reason"] == "ts: not a time in unit us (column time_us)"
+
+
+UNDATED_LOGS = {
+    # Rows by kind and day of the site (0 and 1 are its days), and the number of rows outside its days.
+    "rejects after a row before the site": (["kept -3", "broken", "untimed", "kept 0", "kept 1"], 3),
+    "rejects after a row behind the site": (["kept 0", "kept 1", "kept 7", "untimed", "broken"], 3),
+    "rejects at the start of a log that begins before the site": (["broken", "untimed", "kept -1", "kept 0"], 3),
+    "rejects with a time outside the site": (["kept 0", "unknown -1", "unknown 2", "kept 1"], 2),
+    "rejects between rows of the site": (["broken", "kept 0", "untimed", "kept 1", "broken", "unknown 1"], 0),
+    "skipped rows": (["skipped -1", "skipped 0", "broken", "skipped 5", "untimed", "kept 1", "skipped untimed"], 3),
+    "forgotten users": (["forgotten -1", "forgotten 0", "forgotten untimed", "forgotten 9", "kept 0", "kept 1"], 2),
+    "duplicates": (["kept 0", "kept 0", "broken", "kept 2", "kept 2", "broken", "kept 1", "broken"], 3),
+    "no row of the site": (["kept -9", "broken", "kept 12", "unknown 12", "untimed"], 5),
+    "no row": ([], 0),
+}
+
+
+@pytest.mark.parametrize("log", UNDATED_LOGS)
+def test_every_row_of_an_undated_log_is_of_a_day_or_outside_the_site(small_site: MakeSite, log: str) -> None:
+    """In a run over all days of the site, Σ read + rows outside the site's days = rows of the file."""
+    rows, num_outside = UNDATED_LOGS[log]
+    site = small_site(path="logs/all.csv", end_ds=DAYS[1])
+    rules = [{"skip": True, "when": {"event": "ping"}}, {"is": "closeup", "when": {"event": "look"}}]
+    by_rules = CategoryField.model_validate({"rules": rules})
+    actions = site.site.source.actions.model_copy(update={"action_type": by_rules})
+    site.site = site.site.model_copy(update={"source": site.site.source.model_copy(update={"actions": actions})})
+    (site.root / "forget.txt").write_text("2\n")
+    (site.root / "logs").mkdir()
+    lines = ["user,pin,time_us,event,place,dwell_s", *map(undated_line, rows)]
+    (site.root / "logs/all.csv").write_text("\n".join(lines))
+    manifests = site.ingest(DAYS[:2])
+    assert [manifest["outside_site_days"] for manifest in manifests] == [num_outside] * 2
+    assert sum(manifest["counts"]["read"] for manifest in manifests) + num_outside == len(rows)
+    assert [balance(manifest) for manifest in manifests] == [0, 0]
+
+
+def undated_line(row: str) -> str:
+    """A CSV line of "kind day", where the day counts from the site's first one or is "untimed"."""
+    kind, _, day = row.partition(" ")
+    if kind == "broken":
+        return "broken"
+    known_time = day not in ("", "untimed")
+    time = str(ds_start_us(shift_ds(DAYS[0], int(day))) + 1) if known_time else "yesterday"
+    user = 2 if kind == "forgotten" else 1
+    event = {"skipped": "ping", "unknown": "dance"}.get(kind, "look")
+    return f"{user},p,{time},{event},home,1"
 
 
 def test_quarantine_names_file_row_and_reason_and_keeps_the_row(small_site: MakeSite) -> None:
