@@ -5,9 +5,10 @@ candidates. Every rank draws its share, and all ranks see the same pool. A row n
 its user's positives in the batch, whichever row or draw contributed it; its own positive counts once, outside the pool.
 
 **Q.** Q(v) is the expected number of times that v is in the pool: num_in_batch * p(v) + num_random / |candidates|, with
-v's share p(v) of the positives estimated by a count-min sketch. Because Q is an expected count, sum(exp(s - log Q)) over the pool
-estimates the sum over the corpus. This makes `negatives` consistent with the full softmax, and gives it the same
-gradient as `corrected` (arXiv 2507.09331: a weight 1 - P(positive) on a loss whose denominator holds only negatives).
+v's share p(v) of the positives estimated by a count-min sketch. Because Q is an expected count, sum(exp(s - log Q))
+over the pool estimates the sum over the corpus. This makes `negatives` consistent with the full softmax, and gives it
+the same gradient as `corrected` (arXiv 2507.09331: a weight 1 - P(positive) on a loss whose denominator holds only
+negatives).
 
 **Misprints.** The paper's equation has s(u_i, u_i) where s(u_i, p_i) is meant; its Q_i(p_i), read literally, is 1.
 
