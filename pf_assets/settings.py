@@ -43,6 +43,7 @@ def dagster_home(site_file: Path | None = None) -> str:
     """
     chosen = site_path(os.environ).resolve()
     if os.environ.get("DAGSTER_HOME") and site_file in (None, chosen):
+        _refuse_home_of_another_site(chosen)
         return os.environ["DAGSTER_HOME"]
     site_file = site_file or chosen
     folder = site_file.parent
@@ -57,8 +58,23 @@ def dagster_home(site_file: Path | None = None) -> str:
     return str(folder)
 
 
+def _refuse_home_of_another_site(site_file: Path) -> None:
+    """The homes of the repository's own sites are for these sites."""
+    home = os.environ.get("DAGSTER_HOME")
+    for own in (DEMO_SITE, EXPERIMENTS_SITE):
+        if home and Path(home).resolve() == own.parent and site_file.resolve() != own:
+            raise PipelineError(
+                f"DAGSTER_HOME is {home}, the Dagster home of {own}, and PF_SITE is {site_file}: the partitions of two "
+                "sites would mix",
+                "set DAGSTER_HOME to a folder that only this site uses, with a dagster.yaml in it",
+            )
+
+
 def current_site() -> Site:
-    return load_site(site_path(os.environ), environment=os.environ)
+    """Return the site of PF_SITE; refuse it if DAGSTER_HOME belongs to another one."""
+    path = site_path(os.environ)
+    _refuse_home_of_another_site(path)
+    return load_site(path, environment=os.environ)
 
 
 def mlflow_server() -> str:

@@ -38,6 +38,13 @@ CHANGES = """## Fields of `training.changes`
 `training.preset` chooses a whole configuration (`paper`, `demo` or `tiny`), and `training.changes` replaces single
 fields of it. The defaults below are those of the preset `paper`.
 """
+VARIANTS = {
+    "NpyVectors": ", variant 1 of 3: a matrix",
+    "LearnedVectors": ", variant 2 of 3: learned from the actions",
+    "ColumnVectors": ", variant 3 of 3: a column of the catalogue",
+}
+"""Additions to the titles of models that stand under one key."""
+
 BOUNDS: dict[type[Any], tuple[str, str]] = {
     Ge: ("ge", "≥"),
     Gt: ("gt", ">"),
@@ -107,7 +114,7 @@ def _inner_models(annotation: Any, suffix: str = "") -> Iterator[tuple[type[Base
 
 
 def _section(prefixes: list[str], model: type[BaseModel]) -> str:
-    title = "### " + ", ".join(f"`{prefix}`" for prefix in prefixes)
+    title = "### " + ", ".join(f"`{prefix}`" for prefix in prefixes) + VARIANTS.get(model.__name__, "")
     if prefixes == [""]:
         title = "## Keys" if model is Site else "### Top level of the changes"
     about = inspect.cleandoc(model.__doc__ or "").strip()

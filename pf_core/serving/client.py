@@ -6,8 +6,8 @@
 
 `release()` compares the stamp of current.json, and opens the release that it names when the stamp has changed. A
 Release stays usable as long as it is referenced, whatever is published meanwhile: it holds a lock that keeps its
-folder. Ids that a release does not have raise UnknownIdError: for a user, mostly one who came after the release was
-made.
+folder. `recommend` and `similar` raise UnknownIdError for an id that the release does not have, mostly of a user who
+came after it was made; `embeddings` marks such a user as not found.
 
 This module and what it imports need the base installation only: no torch, DuckDB, SciPy or Lance.
 """

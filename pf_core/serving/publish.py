@@ -47,7 +47,7 @@ from pf_core.storage.locks import exclusive, relying_on
 
 
 def publish_release(site: Site, ds: str, *, engine: Engine, progress: Progress) -> ReleaseManifest:
-    """Publish a day's snapshot and pin_index together. If the current release is made of the same, it stays."""
+    """Publish a day's snapshot and pin_index together; do nothing if the current release has the same inputs."""
     root, snapshots = release_root(site), snapshot_state(site)
     with (
         exclusive(root, "release"),

@@ -1,9 +1,9 @@
 """user_timelines: one row per user, every action of the trailing window in ascending order, as of each day.
 
-A partition is a pure function of raw_actions over the window up to its day. The previous partition is only a cache:
-building a day touches the newest segment of each user who was active on it, and gives what a rebuild from the logs
-gives, value for value. For that, idle users and full segments are left alone, and the window is cut when they are
-read. Of a user with more than `max_actions` actions, the newest are kept.
+A partition is a pure function of raw_actions over the window up to its day. Building a day on the day before gives what
+a rebuild from the logs gives, value for value, and touches only the users who were active: a timeline is stored in
+segments (`segments.py`), of which only the newest is rewritten. Idle users are not touched, so actions that have left
+the window are cut when a timeline is read. Of a user with more than `max_actions` actions, the newest are kept.
 """
 
 import hashlib

@@ -5,10 +5,12 @@ candidates. Every rank draws its share, and all ranks see the same pool. A row n
 its user's positives in the batch, whichever row or draw contributed it; its own positive counts once, outside the pool.
 
 **Q.** Q(v) is the expected number of times that v is in the pool: num_in_batch * p(v) + num_random / |candidates|, with
-v's share p(v) of the positives estimated by a count-min sketch. Read literally, the paper's Q_i(p_i) would be 1; its
-equation also prints s(u_i, u_i) for s(u_i, p_i). Because Q is an expected count, sum(exp(s - log Q)) over the pool
-estimates the sum over the corpus. This makes `negatives` consistent with the full softmax, and gives it the same
-gradient as `corrected` (arXiv 2507.09331: a weight 1 - P(positive) on a loss whose denominator holds only negatives).
+v's share p(v) of the positives estimated by a count-min sketch. Because Q is an expected count, sum(exp(s - log Q))
+over the pool estimates the sum over the corpus. This makes `negatives` consistent with the full softmax, and gives it
+the same gradient as `corrected` (arXiv 2507.09331: a weight 1 - P(positive) on a loss whose denominator holds only
+negatives).
+
+**Misprints.** The paper's equation has s(u_i, u_i) where s(u_i, p_i) is meant; its Q_i(p_i), read literally, is 1.
 
 **Weights.** Every user has the same weight over all ranks: R ranks then give exactly the loss and gradient of one rank
 on the union of their batches. (The paper weights users equally within each GPU, which is the same in expectation.)
@@ -38,7 +40,8 @@ MIN_TEMPERATURE = 0.01
 """Lower bound of the learned temperature (section 3.3.2)."""
 
 SHIFT = 0x1E3779B97F4A7C15
-"""Odd multiplier that turns the number of positives seen so far into a pseudo-random shift."""
+"""Odd multiplier that turns the number of positives seen so far into the pseudo-random offset at which pairs draw
+their own negative from the pool."""
 
 
 class Pairs(NamedTuple):

@@ -2,7 +2,7 @@
 
 - A *target* is a positive action of an allowed type. A position is *usable* if it has a target: its next action
   (next_action, sasrec), or any later action within K days (all others). A sequence may end at any usable position T.
-  All objectives but next_action and all_action take more positions from inside the sequence. A position's targets are
+  sasrec, dense_all_action and summed take more positions from inside the sequence. A position's targets are
   always after it, so that causal attention hides them, even if they belong to the sequence.
 - Later means a greater index: actions at the same microsecond keep the order of the timeline. K days is inclusive.
 - A timeline ends at the training cut, and so do all windows.

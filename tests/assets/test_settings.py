@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pf_assets.cli.main import main
-from pf_assets.settings import dagster_home
+from pf_assets.settings import DEMO_SITE, current_site, dagster_home
 from pf_core.errors import PipelineError
 from tests.support.sites import SmallSite
 
@@ -60,3 +60,15 @@ def test_commands_refuse_in_a_sentence(
         main()
     assert ended.value.code == 1
     assert f"error: {site_file} has no Dagster home" in capsys.readouterr().err
+
+
+def test_the_demos_home_is_for_the_demo(site_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dagster asset materialize` reads both variables itself: the site is refused when the assets are defined."""
+    monkeypatch.setenv("DAGSTER_HOME", str(DEMO_SITE.parent))
+    assert current_site().name == "demo"
+    monkeypatch.setenv("PF_SITE", str(site_file))
+    for refused in (current_site, dagster_home):
+        with pytest.raises(PipelineError, match="the partitions of two sites would mix"):
+            refused()
+    monkeypatch.setenv("DAGSTER_HOME", str(site_file.parent))
+    assert current_site().name == "small"
