@@ -6,6 +6,7 @@ becomes a silently ignored option.
 """
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
@@ -22,6 +23,8 @@ FileFormat = Literal["csv", "jsonl", "parquet"]
 TimeUnit = Literal["s", "ms", "us", "iso"]
 
 DAY = "{ds}"
+
+MAX_NUMBER = sys.float_info.max
 
 _SUFFIXES: dict[str, FileFormat] = {
     ".csv": "csv",
@@ -123,6 +126,9 @@ class Condition(Strict):
             raise ValueError(
                 "an empty condition: give a value, or one of any_of, above, at_least, below, at_most, missing"
             )
+        for value in (self.equals, *(self.any_of or ())):
+            if isinstance(value, int | float) and not abs(value) <= MAX_NUMBER:
+                raise ValueError(f"{value} is no number that a log can have; a text is written in quotes")
         if self.missing and len(self.model_fields_set) > 1:
             raise ValueError("`missing: true` holds for no value: leave out the other conditions of the column")
         return self

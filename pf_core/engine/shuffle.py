@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pf_core.errors import PipelineError
 from pf_core.hashing import combined
 from pf_core.schemas import ACTION_COLUMNS
 from pf_core.storage.files import open_arrow
@@ -131,7 +132,7 @@ class Shuffle:
             parts = [in_memory.pop(group)] if group in in_memory else []
             for path, groups in self._spilled.items():
                 parts += _read_group(pa.ipc.open_file(path), groups, group)
-            yield group, *sort_actions(pa.concat_tables(parts).unify_dictionaries())
+            yield group, *sort_actions(_joined(parts))
         for path, groups in list(self._spilled.items()):
             self._spilled[path] = [group if group >= below else FINISHED for group in groups]
             if max(groups) < below:
@@ -162,7 +163,7 @@ class Shuffle:
         """Yield the rows in memory by group, in ascending order, and forget them."""
         if not self._held:
             return
-        rows = pa.concat_tables([rows for rows, _ in self._held]).unify_dictionaries()
+        rows = _joined([rows for rows, _ in self._held])
         group = np.concatenate([group for _, group in self._held])
         self._held, self._held_bytes = [], 0
         order = np.argsort(group, kind="stable")
@@ -209,7 +210,22 @@ def merge_parts(paths: Sequence[Path], groups: Sequence[int]) -> Iterator[tuple[
             for group, found in parts.items():
                 found += _read_group(file, known, group)
     for group in [group for group, found in parts.items() if found]:
-        yield group, *sort_actions(pa.concat_tables(parts.pop(group)).unify_dictionaries())
+        yield group, *sort_actions(_joined(parts.pop(group)))
+
+
+def _joined(parts: Sequence[pa.Table]) -> pa.Table:
+    """Concatenate tables; each dictionary column gets one dictionary, which may have 2^15 values."""
+    rows = pa.concat_tables(parts)
+    try:
+        return rows.unify_dictionaries()
+    except pa.ArrowInvalid as error:
+        columns = [name for name in rows.column_names if pa.types.is_dictionary(rows[name].type)]
+        counts = {name: len(set().union(*(c.dictionary.to_pylist() for c in rows[name].chunks))) for name in columns}
+        name = max(columns, key=lambda column: counts[column])
+        raise PipelineError(
+            f"{name} has {counts[name]:,} different values, more than the {2**15:,} that are possible",
+            f"check which column `source.actions.{name}` names in the site file",
+        ) from error
 
 
 def _read_group(file: pa.ipc.RecordBatchFileReader, groups: Sequence[int], group: int) -> list[pa.Table]:

@@ -63,7 +63,10 @@ class ActionMapper:
             _check_types(self._source, raw.schema)
         statement = self._statement_for(raw.schema)
         raw = as_raw(raw)
-        mapped = self._connection.sql(statement).to_arrow_table()
+        try:
+            mapped = self._connection.sql(statement).to_arrow_table()
+        except duckdb.Error as error:
+            raise PipelineError(f"the columns of {self._source.path} cannot be mapped: {error}") from error
         reason = mapped["reason"].combine_chunks()
         ts_us = mapped["ts_us"].fill_null(-1).to_numpy()
         ts_us = np.where((ts_us < EARLIEST_US) | (ts_us > LATEST_US), -1, ts_us)
@@ -136,13 +139,27 @@ def _encoded(name: str, mapped: pa.Table, field: CategoryField) -> pa.Array:
     encoded = values.dictionary_encode()
     if len(encoded.dictionary) > MAX_CATEGORIES:
         raise PipelineError(
-            f"{name} has {len(encoded.dictionary):,} different values", "check which column is mapped to it"
+            f"{name} has {len(encoded.dictionary):,} different values (column {field.column}), more than the "
+            f"{MAX_CATEGORIES:,} that are possible",
+            f"check which column `source.actions.{name}` names in the site file",
         )
     return pa.DictionaryArray.from_arrays(encoded.indices.cast(pa.int16()), encoded.dictionary.cast(pa.string()))
 
 
 def _check_types(source: ActionsSource, schema: pa.Schema) -> None:
     """Raise a PipelineError if a column has a type that the mapping cannot read."""
+    named = {"user_id": {source.user_id.column}, "pin_id": {source.pin_id.column}, "ts": {source.ts.column}}
+    named |= {"action_type": source.action_type.columns, "surface": source.surface.columns}
+    if source.duration_s is not None:
+        named["duration_s"] = {source.duration_s.column}
+    for key, columns in named.items():
+        for column in sorted(columns):
+            kind = _value_type(column, schema)
+            if pa.types.is_nested(kind) or pa.types.is_decimal256(kind):
+                raise PipelineError(
+                    f"column {column!r} of {source.path} holds {kind}, not plain values",
+                    f"name another column under `source.actions.{key}` in the site file, or write its parts as columns",
+                )
     ts, kind = source.ts, schema.field(source.ts.column).type
     if ts.unit is None and not (pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_null(kind)):
         raise PipelineError(
@@ -205,12 +222,14 @@ def raw_column(column: str) -> str:
 
 
 def as_raw(table: pa.Table) -> pa.Table:
-    """Rename the columns by `raw_column`, and clamp timestamps to what DuckDB can hold."""
-    return pa.table({raw_column(name): _clamped(table[name]) for name in table.column_names})
+    """Rename the columns by `raw_column`; clamp timestamps to what DuckDB can hold, and cast float16 to float32."""
+    return pa.table({raw_column(name): _readable(table[name]) for name in table.column_names})
 
 
-def _clamped(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     kind = column.type
+    if pa.types.is_float16(kind):
+        return column.cast(pa.float32())
     if not pa.types.is_timestamp(kind) or kind.unit not in ("s", "ms"):
         return column
     bound = LATEST_US * 2 // (1_000_000 if kind.unit == "s" else 1_000)

@@ -16,6 +16,7 @@ from pf_core.logs.positives import positive_mask
 from pf_core.storage.builds import MANIFEST
 from pf_core.storage.files import read_json
 from pf_core.storage.locks import exclusive
+from tests.support.ingestion import write_parts
 from tests.support.scattered import ScatteredEngine
 from tests.support.sites import SmallSite
 
@@ -332,6 +333,21 @@ def test_positive_is_type_surface_and_strictly_longer() -> None:
     )
     assert positive_mask(table, Positive()).tolist() == [True, False, True, True, False, False]
     assert positive_mask(table, Positive(surfaces=None)).tolist() == [True, False, True, True, True, False]
+
+
+def test_more_surfaces_in_a_day_than_are_possible_are_a_sentence(
+    small_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file has too many, but all files of the day together have."""
+    monkeypatch.setattr("pf_core.logs.readers.JOINED_ROWS", 1)
+    site = small_site(path="logs/{ds}/*.parquet")
+    actions = site.site.source.actions.model_copy(update={"surface": CategoryField(column="pin")})
+    site.site = site.site.model_copy(update={"source": site.site.source.model_copy(update={"actions": actions})})
+    num_rows = 20_000
+    parts = [[(1, f"p{part}-{n}", 1.0, "look") for n in range(num_rows)] for part in range(2)]
+    write_parts(site, DAYS[0], parts)
+    with pytest.raises(PipelineError, match=r"surface has 40,000 .* 32,768 .*`source.actions.surface`"):
+        site.ingest(DAYS[:1])
 
 
 def test_files_are_plain_parquet(small_site: MakeSite) -> None:

@@ -418,8 +418,39 @@ def test_a_constant_needs_no_column() -> None:
 def test_a_wrong_column_with_countless_values_is_explained() -> None:
     """40,000 surfaces: somebody mapped the page's address."""
     num_rows = 40_000
-    with pytest.raises(PipelineError, match="surface"):
+    with pytest.raises(PipelineError, match=r"surface has 40,000 .*\(column url\).* 32,768 .*`source.actions.surface`"):
         map_columns({"url": [f"/page/{number}" for number in range(num_rows)]}, surface="url")
+
+
+NESTED = [
+    pa.array([{"a": 1}]),
+    pa.array([[1]]),
+    pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())),
+    pa.array([Decimal(7)], pa.decimal256(50, 0)),
+]
+FIELDS: dict[str, Any] = {
+    "user_id": {"column": "x", "type": "string"},
+    "pin_id": "x",
+    "ts": {"column": "x"},
+    "action_type": {"rules": [{"is": "seen", "when": {"x": 1}}]},
+    "surface": "x",
+    "duration_s": "x",
+}
+
+
+@pytest.mark.parametrize("column", NESTED, ids=str)
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_column_without_plain_values_is_refused(column: pa.Array, field: str) -> None:
+    with pytest.raises(
+        PipelineError, match=rf"column 'x' of log.parquet holds .*, not plain.*`source.actions.{field}`"
+    ):
+        map_columns({"x": column}, **{field: FIELDS[field]})
+
+
+def test_numbers_of_16_bits() -> None:
+    halves = pa.array([7.0, 2.5], pa.float16())
+    assert values(map_columns({"x": halves}, duration_s="x"), "duration_s") == {0: 7.0, 1: 2.5}
+    assert values(map_columns({"x": halves}, user_id="x"), "user_id") == {0: 7}
 
 
 def rules(*entries: dict[str, Any]) -> dict[str, Any]:
