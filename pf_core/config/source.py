@@ -203,8 +203,8 @@ class Files(Strict):
     """Names of the columns of CSV files without a header, in their order; without it, the first line is the
     header."""
     quote: str | None = Field(default='"', min_length=1, max_length=1)
-    """Character around CSV values that contain the delimiter; null if the log does not quote. No value may span
-    lines."""
+    """Character around CSV values that contain the delimiter; null if the log does not quote. No value may span lines,
+    and with a delimiter of several characters nothing is quoted."""
 
     @model_validator(mode="before")
     @classmethod
