@@ -215,25 +215,29 @@ def _closed_line(delimiter: str, quote: str) -> str:
 def _open_quotes(block: LineBlock, delimiter: str, quote: str, is_closed: str) -> np.ndarray:
     """Return the indices of the lines with a quoted value that does not end in the line.
 
-    Most lines pass a test on the quotes' neighbours alone: odd quotes begin a value or double the quote before them,
-    even ones end a value or are doubled by the next. The others are matched with a regular expression.
+    Most lines pass a test on the neighbours of their quotes, of which there must be an even number: an odd one begins
+    a value or doubles the quote before it, an even one ends a value or is doubled by the next. The others are matched
+    with a regular expression.
     """
-    buffer = np.frombuffer(block.data, np.uint8)
-    place = np.flatnonzero(buffer == ord(quote))
-    line = np.searchsorted(block.end, place, side="right")
-    first = np.searchsorted(line, line, side="left")
-    is_even = (np.arange(len(place)) - first) % 2 == 1
+    padded = np.frombuffer(b"\n" + block.data + b"\n", np.uint8)
+    is_quote = padded[1:-1] == ord(quote)
     start = np.concatenate([[0], block.end[:-1]])
-    before = np.where(place == start[line], ord(delimiter), buffer[np.maximum(place - 1, 0)])
-    after = np.where(place + 1 >= block.end[line], ord("\n"), buffer[np.minimum(place + 1, len(buffer) - 1)])
-    ends_value = (after == ord(delimiter)) | (after == ord("\n")) | (after == ord("\r")) | (after == ord(quote))
-    begins_value = (before == ord(delimiter)) | ((before == ord(quote)) & (place != start[line]))
-    is_plain = np.where(is_even, ends_value, begins_value)
-    num_quotes = np.bincount(line, minlength=len(block.number))
-    doubtful = np.unique(np.concatenate([line[~is_plain], np.flatnonzero(num_quotes % 2 == 1)]))
+    num_quotes = np.add.reduceat(is_quote, start, dtype=np.int32)
+    place = np.flatnonzero(is_quote)
+    number = np.arange(len(place), dtype=np.int32)
+    is_odd = num_quotes & 1 == 1
+    if is_odd.any():  # otherwise the number in the block has the same parity as the number in the line
+        number -= np.repeat(np.cumsum(num_quotes) - num_quotes, num_quotes).astype(np.int32)
+    borders = np.zeros(256, bool)
+    borders[[ord(delimiter), ord(quote), ord("\n"), ord("\r")]] = True
+    is_plain = np.where(number & 1 == 0, borders[padded[place]], borders[padded[place + 2]])
+    unusual = np.searchsorted(block.end, place[~is_plain], side="right")
+    doubtful = np.union1d(unusual, np.flatnonzero(is_odd))
+    if not len(doubtful):
+        return doubtful
     texts = [block.data[start[index] : block.end[index]].rstrip(b"\r\n").decode() for index in doubtful]
     closed = pc.match_substring_regex(pa.array(texts, pa.large_string()), f"(?s){is_closed}")
-    return doubtful[~closed.to_numpy(zero_copy_only=False)] if len(doubtful) else doubtful
+    return doubtful[~closed.to_numpy(zero_copy_only=False)]
 
 
 def _read_jsonl(path: Path, columns: Sequence[str]) -> Iterator[RawBatch]:
