@@ -296,7 +296,9 @@ def _take_apart(documents: pa.Array, columns: Sequence[str]) -> pa.Table:
 
 def _read_parquet(path: Path, columns: Sequence[str], categories: Sequence[str]) -> Iterator[RawBatch]:
     opened = path.open("rb") if is_remote(path) else path
-    with pq.ParquetFile(opened, read_dictionary=list(categories)) as file:
+    with path.open("rb") as file:
+        flat = {column.name for column in pq.read_schema(file) if pa.types.is_string(column.type)}
+    with pq.ParquetFile(opened, read_dictionary=[name for name in categories if name in flat]) as file:
         _check_columns(path, file.schema_arrow.names, columns)
         next_row = 1
         held: list[pa.RecordBatch] = []

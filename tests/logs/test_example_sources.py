@@ -1,6 +1,7 @@
 """The mappings under docs/sources: on a few rows in each format and, if their folders are given, on the real logs.
 
-GLOBO_DIR=… GLOBO_VECTORS=… KUAIRAND_DIR=… KUAIRAND_START=… pytest tests/logs/test_example_sources.py
+GLOBO_DIR=… GLOBO_VECTORS=… KUAIRAND_DIR=… KUAIRAND_START=… MOVIETWEETINGS_DIR=… \\
+    pytest tests/logs/test_example_sources.py
 """
 
 import os
@@ -15,6 +16,7 @@ from pf_core.config.source import LearnedVectors
 from pf_core.days import ds_range, ds_start_us, shift_ds
 from pf_core.engine.local import LocalEngine
 from pf_core.logs.ingest import ingest_days
+from pf_core.logs.partition import read_manifest
 from pf_core.pins.features import build_pin_features, feature_coverage, read_pin_features
 from pf_core.timelines.assembly import timeline_fault
 from pf_core.timelines.build import build_timelines, read_bucket, timeline_state
@@ -111,3 +113,30 @@ def test_on_the_real_logs(name: str, variable: str, tmp_path: Path) -> None:
     timelines = run(site, ds_range(site.start_ds, site.end_ds))
     assert len(timelines) > 20_000
     assert sum(map(len, timelines.values())) > 100_000
+
+
+def test_movietweetings(tmp_path: Path) -> None:
+    start_s = ds_start_us("2013-02-28") // 1_000_000
+    rows = [
+        f"{user}::00{film}::{film}::{start_s + hour * 3600}" for user, film, hour in [(1, 7, 1), (1, 8, 30), (2, 7, 2)]
+    ]
+    (tmp_path / "ratings.dat").write_text("\n".join([*rows, "not a rating", ""]))
+    environment = {"MOVIETWEETINGS_DIR": str(tmp_path), "PF_DATA_DIR": str(tmp_path / "data")}
+    site = load_site(SOURCES / "movietweetings.yaml", environment=environment)
+    found = run(site, ds_range("2013-02-28", "2013-03-01"))
+    assert found == {1: [("rating", "unknown", 0.0)] * 2, 2: [("rating", "unknown", 0.0)]}
+    manifest = read_manifest(site, "2013-02-28")
+    assert manifest is not None
+    assert manifest["counts"]["quarantined"] == 1
+
+
+@pytest.mark.skipif("MOVIETWEETINGS_DIR" not in os.environ, reason="MOVIETWEETINGS_DIR is not given")
+def test_every_real_rating_is_accounted_for(tmp_path: Path) -> None:
+    environment = {**os.environ, "PF_DATA_DIR": str(tmp_path)}
+    site = load_site(SOURCES / "movietweetings.yaml", environment=environment)
+    assert site.end_ds is not None
+    days = ds_range(site.start_ds, site.end_ds)
+    run(site, days)
+    manifests = [manifest for ds in days if (manifest := read_manifest(site, ds)) is not None]
+    num_read = sum(manifest["counts"]["read"] for manifest in manifests) + manifests[-1]["outside_site_days"]
+    assert num_read == len((site.log_root / "ratings.dat").read_bytes().splitlines())
