@@ -14,7 +14,7 @@ settings.load_profile("tests")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fuzz", type=int, default=300, help="number of mutated log files that the readers are tried on")
+    parser.addoption("--fuzz", type=int, default=150, help="number of mutated log files that the readers are tried on")
 
 
 @pytest.fixture(scope="session")

@@ -105,6 +105,7 @@ def test_everything_that_trains_decides_a_model() -> None:
     assert {path for path in apart if not path.startswith(("storage/", "metrics/"))} <= {
         "errors.py",
         "days.py",
+        "printable.py",
         "progress.py",
         "config/base.py",
         "schemas.py",
@@ -118,6 +119,7 @@ def test_everything_that_judges_decides_a_judgement() -> None:
     assert {path for path in apart if not path.startswith("storage/")} <= {
         "errors.py",
         "days.py",
+        "printable.py",
         "progress.py",
         "config/base.py",
         "config/serving.py",
