@@ -14,8 +14,9 @@ def test_the_remedy_of_an_error_is_part_of_the_advice() -> None:
         except KeyError:
             raise PipelineError("the store is full", "free some space: rm -r old") from None
 
-    result = dg.materialize([release], raise_on_error=False)
-    (failed,) = [event for event in result.all_events if event.is_step_failure]
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = dg.materialize([release], instance=instance, raise_on_error=False)
+        (failed,) = [event for event in result.all_events if event.is_step_failure]
     assert _reason(failed) == "the store is full; free some space: rm -r old"
     assert advise(asset=failed.step_key, reason=_reason(failed), tags={"dagster/partition": "2026-01-01"}) == (
         "release failed: the store is full; free some space: rm -r old. The previous release keeps serving. When this "

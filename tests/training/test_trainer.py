@@ -174,6 +174,7 @@ def test_a_finished_run_is_not_repeated(planted: Path, tmp_path: Path) -> None:
     assert notes.measured == []
 
 
+@pytest.mark.slow
 def test_two_ranks_of_which_one_is_killed_give_what_one_process_gives(planted: Path, tmp_path: Path) -> None:
     """The kill costs the steps since the last checkpoint, and nothing else."""
     output = run_two_ranks(planted, tmp_path / "two", choose("tiny", {"checkpoint_every": 10}), kill_at=15)
