@@ -46,14 +46,16 @@ class LineBlock:
     """Line number of each line, from 1."""
     malformed: list[MalformedRow] = field(default_factory=list)
 
+    def line(self, index: int) -> bytes:
+        """Return one line with its end."""
+        return self.data[self.end[index - 1] if index else 0 : self.end[index]]
+
     def without(self, wrong: np.ndarray, reason: str) -> "LineBlock":
         """Return the block with the lines at some indices moved to the malformed ones."""
         if not len(wrong):
             return self
         start = np.concatenate([[0], self.end[:-1]])
-        found = [
-            (int(self.number[index]), reason, line_text(self.data[start[index] : self.end[index]])) for index in wrong
-        ]
+        found = [(int(self.number[index]), reason, line_text(self.line(index))) for index in wrong]
         keep = np.ones(len(self.number), bool)
         keep[wrong] = False
         length = self.end - start

@@ -115,7 +115,6 @@ def _read_csv(path: Path, files: Files, columns: Sequence[str]) -> Iterator[RawB
             return  # an empty file: not even a header
         names = _header_names(path, file.header.replace(files.delimiter.encode(), delimiter.encode()), parse)
     _check_columns(path, names, columns)
-    is_closed = "" if quote is None else _closed_line(delimiter, quote)
     convert = pa_csv.ConvertOptions(
         column_types={name: pa.string() for name in names},
         include_columns=list(columns),
@@ -125,11 +124,14 @@ def _read_csv(path: Path, files: Files, columns: Sequence[str]) -> Iterator[RawB
         quoted_strings_can_be_null=True,
     )
     for block in file.blocks():
-        if quote is not None and quote.encode() in block.data:
-            block = block.without(_open_quotes(block, delimiter, quote, is_closed), OPEN_QUOTE)
         if is_long:
             block = _replace_delimiter(block, files.delimiter)
-        yield _parse_csv(path, block, names, parse, convert)
+        batch = _parse_csv(path, block, names, parse, convert)
+        if batch is None and quote is not None:
+            block = block.without(_open_quotes(block, delimiter, quote), OPEN_QUOTE)
+            batch = _parse_csv(path, block, names, parse, convert)
+        assert batch is not None, f"{path}: a line was not parsed by itself"
+        yield batch
 
 
 def _replace_delimiter(block: LineBlock, delimiter: str) -> LineBlock:
@@ -163,7 +165,12 @@ def _header_names(path: Path, header: bytes, parse: dict[str, Any]) -> list[str]
 
 def _parse_csv(
     path: Path, block: LineBlock, names: list[str], parse: dict[str, Any], convert: pa_csv.ConvertOptions
-) -> RawBatch:
+) -> RawBatch | None:
+    """Parse the lines of a block; None if a line was not parsed by itself, because a quoted value goes beyond its end.
+
+    Every row ends where a line ends, so that there are as many rows as lines exactly if no quoted value contains the
+    end of a line. One more line at the end of the block shows whether its last value is closed.
+    """
     invalid: list[tuple[int, str]] = []
 
     def keep_invalid(row: Any) -> str:
@@ -173,23 +180,27 @@ def _parse_csv(
     if not len(block.number):
         return _no_rows(path, convert.include_columns, block.malformed)
     # Arrow drops a byte order mark at the start of what it parses; one that a line begins with must stay.
-    data = BYTE_ORDER_MARK + block.data if block.data.startswith(BYTE_ORDER_MARK) else block.data
-    rows = pa_csv.read_csv(
-        pa.BufferReader(data),
-        read_options=pa_csv.ReadOptions(  # threads lose row numbers
-            use_threads=False, block_size=len(data) + 1, column_names=names
-        ),
-        parse_options=pa_csv.ParseOptions(**parse, invalid_row_handler=keep_invalid, newlines_in_values=False),
-        convert_options=convert,
-    )
-    assert rows.num_rows + len(invalid) == len(block.number), f"{path}: a line was not parsed by itself"
+    start = BYTE_ORDER_MARK if block.data.startswith(BYTE_ORDER_MARK) else b""
+    end = b"" if block.data.endswith((b"\n", b"\r")) else b"\n"
+    one_more = b"x" + parse["delimiter"].encode() * (len(names) - 1) + b"\n"
+    data = b"".join([start, block.data, end, one_more])
+    try:
+        rows = pa_csv.read_csv(
+            pa.BufferReader(data),
+            read_options=pa_csv.ReadOptions(  # threads lose row numbers
+                use_threads=False, block_size=len(data) + 1, column_names=names
+            ),
+            parse_options=pa_csv.ParseOptions(**parse, invalid_row_handler=keep_invalid, newlines_in_values=False),
+            convert_options=convert,
+        )
+    except pa.ArrowInvalid:
+        return None
+    if rows.num_rows + len(invalid) != len(block.number) + 1:
+        return None
+    rows = rows.slice(0, rows.num_rows - 1)
     malformed, is_row = block.malformed, np.ones(len(block.number), bool)
     if invalid:
-        start = np.concatenate([[0], block.end[:-1]])
-        found = [
-            (int(block.number[index]), reason, line_text(block.data[start[index] : block.end[index]]))
-            for index, reason in invalid
-        ]
+        found = [(int(block.number[index]), reason, line_text(block.line(index))) for index, reason in invalid]
         malformed = sorted([*malformed, *found])
         is_row[[index for index, _ in invalid]] = False
     return RawBatch(file=path, rows=rows, row_number=block.number[is_row], malformed=malformed)
@@ -212,7 +223,7 @@ def _closed_line(delimiter: str, quote: str) -> str:
     return f"^{value}(?:{d}{value})*$"
 
 
-def _open_quotes(block: LineBlock, delimiter: str, quote: str, is_closed: str) -> np.ndarray:
+def _open_quotes(block: LineBlock, delimiter: str, quote: str) -> np.ndarray:
     """Return the indices of the lines with a quoted value that does not end in the line.
 
     Most lines pass a test on the neighbours of their quotes, of which there must be an even number: an odd one begins
@@ -236,7 +247,7 @@ def _open_quotes(block: LineBlock, delimiter: str, quote: str, is_closed: str) -
     if not len(doubtful):
         return doubtful
     texts = [block.data[start[index] : block.end[index]].rstrip(b"\r\n").decode() for index in doubtful]
-    closed = pc.match_substring_regex(pa.array(texts, pa.large_string()), f"(?s){is_closed}")
+    closed = pc.match_substring_regex(pa.array(texts, pa.large_string()), f"(?s){_closed_line(delimiter, quote)}")
     return doubtful[~closed.to_numpy(zero_copy_only=False)]
 
 
