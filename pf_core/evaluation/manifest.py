@@ -3,7 +3,7 @@
 Without torch, so that the asset graph can read them at once.
 """
 
-from typing import Literal, TypedDict, cast
+from typing import Literal, NotRequired, TypedDict, cast
 
 from pf_core.config.serving import Frequency
 
@@ -14,21 +14,57 @@ Promote = Literal["auto", "never", "always"]
 """What a run does with a candidate: as the rule decides, never promote it, or always promote it."""
 
 
+QuestionName = Literal["all", "discovery"]
+"""all: every positive, and pins that the user has seen compete. discovery: pins that the user has seen are dropped from
+the candidates, and only positives on pins that are new to the user count."""
+
+
 class MetricSummary(TypedDict):
     """Metrics of one embedder at one frequency, over all evaluated users.
 
-    A summary also has a key `recall_at_10/<action type>` for each action type of the positives: see `recall_by_type`.
+    A positive that cannot be asked, because its pin has no vector at the cut, is a miss. A summary also has a key
+    `recall_at_10/<action type>` for each action type of the positives: see `recall_by_type`.
     """
 
     recall_at_10: float
     recall_at_10_interval: list[float]
     """The two ends of the 95 % interval."""
+    recall_at_50: NotRequired[float]
+    askable_recall_at_10: NotRequired[float]
+    """Recall without the positives that cannot be asked."""
+    discovery_at_10: NotRequired[float]
+    """Recall@10 of the question `discovery`, over the users who have positives on new pins; NaN if nobody has."""
+    discovery_at_10_interval: NotRequired[list[float]]
+    discovery_at_50: NotRequired[float]
     p90_coverage_at_10: float
-    interest_entropy_at_50: float
+    interest_entropy_at_50: NotRequired[float]
+    """Absent where pins have no interests."""
     users_without_embedding: int
 
 
 Summaries = dict[Frequency, MetricSummary]
+
+
+class Comparison(TypedDict):
+    """A candidate against the best baseline in one question, at recall@10, embeddings made once."""
+
+    candidate: float
+    baseline: float
+    best: str
+    """Name of the baseline with the highest recall; PinnerSage, which is an oracle, does not count."""
+    difference_interval: list[float]
+    """The 95 % interval of candidate minus baseline, paired by user."""
+
+
+class VectorCoverage(TypedDict):
+    """What the embeddings cannot see, because a pin has no vector at the cut."""
+
+    share_of_actions: float
+    """Share of the held-out users' actions before the cut on pins without a vector."""
+    share_of_positives: float
+    """Share of the positives to find (distinct pins of each user) on pins without a vector."""
+    remedy: str
+    """Which key of the site file changes it."""
 
 
 class DecisionRecord(TypedDict):
@@ -50,6 +86,10 @@ class EvaluationManifest(TypedDict):
     counts: dict[str, int]
     summaries: dict[str, Summaries]
     """By name of the model or baseline."""
+    index: NotRequired[Literal["paper", "catalogue"]]
+    """paper: random candidates (section 4.1)."""
+    without_vector: NotRequired[VectorCoverage]
+    against_baselines: NotRequired[dict[QuestionName, Comparison]]
     by_day: dict[str, dict[Frequency, list[float]]]
     """By name of the model, the share of each day's positives that was found."""
     candidate: str
