@@ -237,7 +237,8 @@ def writing_partitions(
     with contextlib.ExitStack() as stack:
         # An undated log may have more days than a process can lock: one lock for all of them.
         for ds in days if settings.actions.is_dated else ["."]:
-            stack.enter_context(exclusive(partition_dir(settings.directory, ds), f"raw_actions {ds}".removesuffix(" .")))
+            what = "raw_actions" if ds == "." else f"raw_actions {ds}"
+            stack.enter_context(exclusive(partition_dir(settings.directory, ds), what))
         for ds in days:
             for leftover in tmp.glob(f"raw_actions-{ds}-*"):  # scratch folders of a run that was killed
                 remove_tree(leftover)
