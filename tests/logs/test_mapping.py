@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from pf_core.config.source import ActionsSource
 from pf_core.errors import PipelineError
 from pf_core.logs import mapping, readers
-from pf_core.logs.mapping import EARLIEST_US, LATEST_US, ActionMapper, MappedBatch, raw_json
+from pf_core.logs.mapping import EARLIEST_US, LATEST_US, ActionMapper, MappedBatch
+from pf_core.logs.parquet_columns import raw_json
 from pf_core.schemas import raw_actions_schema
 
 NEW_YEAR_S = (56 * 365 + 14) * 86_400  # 2026-01-01T00:00:00Z: 56 years after 1970, 14 of them leap years
