@@ -36,6 +36,7 @@ def describe_raw_actions(site: Site, manifest: Mapping[str, Any]) -> Metadata:
         "quarantine": _shares("reason", manifest["quarantined_by_reason"]),
         "quarantine_sample": table(_sample(site, read_quarantine(site, ds))),
         "rows_outside_site_days": manifest["outside_site_days"],
+        "rows_of_other_days": manifest["other_days"],
         "bytes": sum(entry["num_bytes"] for entry in manifest["files"]),
         "seconds": manifest["seconds"],
         "path": dg.MetadataValue.path(str(partition_dir(site.directory, ds) / manifest["build"])),

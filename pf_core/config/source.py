@@ -204,7 +204,7 @@ class Files(Strict):
     header."""
     quote: str | None = Field(default='"', min_length=1, max_length=1)
     """Character around CSV values that contain the delimiter; null if the log does not quote. No value may span lines,
-    and with a delimiter of several characters nothing is quoted."""
+    and with a delimiter of several characters, or not of ASCII, nothing is quoted."""
 
     @model_validator(mode="before")
     @classmethod
@@ -223,6 +223,10 @@ class Files(Strict):
     def _text_can_be_divided(self) -> "Files":
         if "\n" in self.delimiter or "\r" in self.delimiter:
             raise ValueError("`delimiter` contains the end of a line, which ends a row")
+        if "\0" in self.delimiter or (len(self.delimiter) > 1 and "\x1f" in self.delimiter):
+            raise ValueError("`delimiter` contains NUL, or is several characters with 0x1F: no line may contain these")
+        if self.quote is not None and (not self.quote.isascii() or self.quote in "\0\r\n"):
+            raise ValueError(f"`quote` is {self.quote!r}: only ASCII characters can quote, and no end of a line")
         if self.quote is not None and self.quote in self.delimiter:
             raise ValueError(
                 f"`delimiter` contains the quote character {self.quote}: if nothing is quoted, `quote: null`"

@@ -132,7 +132,7 @@ class Shuffle:
             parts = [in_memory.pop(group)] if group in in_memory else []
             for path, groups in self._spilled.items():
                 parts += _read_group(pa.ipc.open_file(path), groups, group)
-            yield group, *sort_actions(_joined(parts))
+            yield group, *sort_actions(join_actions(parts))
         for path, groups in list(self._spilled.items()):
             self._spilled[path] = [group if group >= below else FINISHED for group in groups]
             if max(groups) < below:
@@ -163,7 +163,7 @@ class Shuffle:
         """Yield the rows in memory by group, in ascending order, and forget them."""
         if not self._held:
             return
-        rows = _joined([rows for rows, _ in self._held])
+        rows = join_actions([rows for rows, _ in self._held])
         group = np.concatenate([group for _, group in self._held])
         self._held, self._held_bytes = [], 0
         order = np.argsort(group, kind="stable")
@@ -210,10 +210,10 @@ def merge_parts(paths: Sequence[Path], groups: Sequence[int]) -> Iterator[tuple[
             for group, found in parts.items():
                 found += _read_group(file, known, group)
     for group in [group for group, found in parts.items() if found]:
-        yield group, *sort_actions(_joined(parts.pop(group)))
+        yield group, *sort_actions(join_actions(parts.pop(group)))
 
 
-def _joined(parts: Sequence[pa.Table]) -> pa.Table:
+def join_actions(parts: Sequence[pa.Table]) -> pa.Table:
     """Concatenate tables; each dictionary column gets one dictionary, which may have 2^15 values."""
     rows = pa.concat_tables(parts)
     try:

@@ -112,7 +112,8 @@ def _run_pass(task: _Pass) -> list[RawManifest]:
                 ds, bucket = task.days[number // num_buckets], number % num_buckets
                 writer.add_bucket(write_bucket(settings, ds, writer.days[ds].build, bucket, actions, num_duplicates))
             for ds in task.days[len(manifests) : num_complete]:
-                manifests.append(writer.publish(ds, num_outside_site_days=router.num_outside_site_days))
+                outside, other = router.num_outside_site_days, router.num_other_days
+                manifests.append(writer.publish(ds, num_outside_site_days=outside, num_other_days=other))
     return manifests
 
 
@@ -150,14 +151,14 @@ def _share_pass(
         progress(f"raw_actions {days[0]} … {days[-1]}: reading {num_files:,} files in {len(routes)} tasks")
         for _ in engine.map_buckets(_route_files, routes, progress):
             pass
-        parts, num_outside_site_days = _collect_tallies(writer, [route.folder for route in routes])
+        parts, outside, other = _collect_tallies(writer, [route.folder for route in routes])
         gathers = _share_buckets(writer, parts, TASKS_PER_WORKER * engine.num_workers)
         progress(f"raw_actions {days[0]} … {days[-1]}: writing buckets in {len(gathers)} tasks")
         for files in engine.map_buckets(_gather_buckets, gathers, progress):
             for file in files:
                 writer.add_bucket(file)
         with reporting_to(progress):
-            return [writer.publish(ds, num_outside_site_days=num_outside_site_days) for ds in days]
+            return [writer.publish(ds, num_outside_site_days=outside, num_other_days=other) for ds in days]
 
 
 def _share_files(arrivals: Sequence[Arrival], num_tasks: int) -> list[list[Arrival]]:
@@ -212,6 +213,7 @@ def _route_to(attempt: Path, task: _Route) -> None:
     tally_file = {
         "parts": [path.name for path in shuffle.spilled],
         "num_outside_site_days": router.num_outside_site_days,
+        "num_other_days": router.num_other_days,
         "days": {
             tally.ds: {"counts": tally.counts, "sent_to": tally.sent_to, "quarantine": tally.quarantine.close()}
             for tally in tallies
@@ -220,24 +222,25 @@ def _route_to(attempt: Path, task: _Route) -> None:
     write_json(attempt / TALLY, tally_file)
 
 
-def _collect_tallies(writer: PartitionWriter, folders: Sequence[Path]) -> tuple[list[Path], int]:
+def _collect_tallies(writer: PartitionWriter, folders: Sequence[Path]) -> tuple[list[Path], int, int]:
     """Add the counts and rejects of all routing tasks to the days, in the order of the files.
 
-    Returns the files with the routed rows, and the number of rows outside the site's days.
+    Returns the files with the routed rows, and the numbers of rows outside the site's days and of its other days.
     """
     parts: list[Path] = []
-    num_outside_site_days = 0
+    num_outside_site_days = num_other_days = 0
     for folder in folders:
         tally_file = read_json(folder / TALLY)
         parts += [folder / name for name in tally_file["parts"]]
         num_outside_site_days += tally_file["num_outside_site_days"]
+        num_other_days += tally_file["num_other_days"]
         for ds, found in tally_file["days"].items():
             tally = writer.days[ds].tally
             tally.counts.update(found["counts"])
             tally.sent_to.update(found["sent_to"])
             if found["quarantine"] is not None:
                 tally.quarantine.absorb(folder / found["quarantine"])
-    return parts, num_outside_site_days
+    return parts, num_outside_site_days, num_other_days
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,9 @@ from pf_core.storage.files import is_remote
 
 BLOCK_BYTES = 8 << 20
 
+BLOCK_LINES = 1 << 18
+"""Most lines of a block, malformed ones included: each of those costs some hundred bytes as Python objects."""
+
 MAX_LINE_BYTES = 8 << 20
 """A longer line is malformed."""
 
@@ -90,7 +93,10 @@ class TextFile:
         """Yield all lines after the header."""
         while (piece := self._next_piece()) is not None:
             data, is_whole = piece
-            yield self._split(data) if is_whole else self._too_long(data)
+            if is_whole:
+                yield from self._split(data)
+            else:
+                yield self._too_long(data)
 
     def _next_piece(self) -> tuple[bytes, bool] | None:
         if self._pending is not None:
@@ -157,7 +163,7 @@ class TextFile:
 
     def _check_start(self, chunk: bytes) -> bytes:
         if chunk.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise PipelineError(f"{self._path} is UTF-16 text", "convert it to UTF-8")
+            raise PipelineError(f"{self._path} is UTF-16 or UTF-32 text", "convert it to UTF-8")
         if not self._is_cr_an_end and b"\n" not in chunk and b"\r" in chunk:
             self._is_cr_an_end = True  # a file of an old system: CR alone ends its lines
         return chunk.removeprefix(BYTE_ORDER_MARK)
@@ -172,8 +178,8 @@ class TextFile:
         self._next_number += 1
         return LineBlock(data=b"", end=np.empty(0, np.int64), number=np.empty(0, np.int64), malformed=[entry])
 
-    def _split(self, data: bytes) -> LineBlock:
-        """Find the lines of whole lines, and move those that cannot be text to the malformed ones."""
+    def _split(self, data: bytes) -> Iterator[LineBlock]:
+        """Yield whole lines in blocks of at most BLOCK_LINES, with those that cannot be text among the malformed."""
         buffer = np.frombuffer(data, np.uint8)
         is_end = buffer == LF
         if self._is_cr_an_end and b"\r" in data:
@@ -183,16 +189,24 @@ class TextFile:
         end = np.flatnonzero(is_end) + 1
         if not len(end) or end[-1] != len(data):
             end = np.append(end, len(data))
-        number = np.arange(self._next_number, self._next_number + len(end))
-        self._next_number += len(end)
-        block = LineBlock(data=data, end=end, number=number)
-        block = _without_blank(block)
-        block = block.without(np.flatnonzero(_content_length(block) > MAX_LINE_BYTES), _too_long())
-        if b"\0" in block.data:
-            places = np.flatnonzero(np.frombuffer(block.data, np.uint8) == NUL)
-            wrong = np.unique(np.searchsorted(block.end, places, side="right"))
-            block = block.without(wrong, "malformed: contains a NUL byte")
-        return block.without(_not_utf8(block), "malformed: not valid UTF-8")
+        start = 0
+        for first in range(0, len(end), BLOCK_LINES):
+            ends = end[first : first + BLOCK_LINES]
+            number = np.arange(self._next_number, self._next_number + len(ends))
+            self._next_number += len(ends)
+            yield _valid_lines(LineBlock(data=data[start : ends[-1]], end=ends - start, number=number))
+            start = ends[-1]
+
+
+def _valid_lines(block: LineBlock) -> LineBlock:
+    """Leave out blank lines, and move lines that cannot be text to the malformed ones."""
+    block = _without_blank(block)
+    block = block.without(np.flatnonzero(_content_length(block) > MAX_LINE_BYTES), _too_long())
+    if b"\0" in block.data:
+        places = np.flatnonzero(np.frombuffer(block.data, np.uint8) == NUL)
+        wrong = np.unique(np.searchsorted(block.end, places, side="right"))
+        block = block.without(wrong, "malformed: contains a NUL byte")
+    return block.without(_not_utf8(block), "malformed: not valid UTF-8")
 
 
 def _too_long() -> str:

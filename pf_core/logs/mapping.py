@@ -5,7 +5,6 @@ field and the foreign column. Rules that skip come first, so that a site can lea
 missing duration is 0; a duration that is not a number is a reason.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import pyarrow.compute as pc
 
 from pf_core.config.source import ActionsSource, CategoryField, Condition, IdField, Rule
 from pf_core.errors import PipelineError
+from pf_core.logs.parquet_columns import raw_json, within_calendar
 from pf_core.logs.readers import RawBatch
 from pf_core.schemas import TIMESTAMP, id_arrow_type
 
@@ -43,6 +43,8 @@ class MappedBatch:
     rejected: np.ndarray
     reasons: list[str]
     """Reason for each rejected row."""
+    rejected_users: pa.Array
+    """User id of each rejected row, null where it has none."""
     ts_us: np.ndarray
     """Time of every input row; -1 where it has no valid time."""
 
@@ -66,10 +68,12 @@ class ActionMapper:
         try:
             mapped = self._connection.sql(statement).to_arrow_table()
         except duckdb.Error as error:
-            raise PipelineError(f"the columns of {self._source.path} cannot be mapped: {error}") from error
+            problem = str(error).splitlines()[0]  # without DuckDB's stack
+            raise PipelineError(f"the columns of {self._source.path} cannot be mapped: {problem}") from error
         reason = mapped["reason"].combine_chunks()
         ts_us = mapped["ts_us"].fill_null(-1).to_numpy()
         ts_us = np.where((ts_us < EARLIEST_US) | (ts_us > LATEST_US), -1, ts_us)
+        users = mapped["user_id"].cast(id_arrow_type(self._source.user_id.type))
         if reason.null_count == len(reason):
             kept, bad = np.arange(len(reason)), np.empty(0, np.int64)
         else:
@@ -84,6 +88,7 @@ class ActionMapper:
             skipped=bad[is_skipped],
             rejected=bad[~is_skipped],
             reasons=list(texts[~is_skipped]),
+            rejected_users=users.take(pa.array(bad[~is_skipped])).combine_chunks(),
             ts_us=ts_us,
         )
 
@@ -93,11 +98,6 @@ class ActionMapper:
         if columns not in self._statements:
             self._statements[columns] = _statement(self._source, schema)
         return self._statements[columns]
-
-
-def raw_json(raw: pa.Table, positions: np.ndarray) -> list[str]:
-    """Return the rows at `positions` as JSON texts, for the quarantine."""
-    return [json.dumps(row, default=str) for row in raw.take(pa.array(positions)).to_pylist()]
 
 
 def rejected_rows(
@@ -222,21 +222,8 @@ def raw_column(column: str) -> str:
 
 
 def as_raw(table: pa.Table) -> pa.Table:
-    """Rename the columns by `raw_column`; clamp timestamps to what DuckDB can hold, and cast float16 to float32."""
-    return pa.table({raw_column(name): _readable(table[name]) for name in table.column_names})
-
-
-def _readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    kind = column.type
-    if pa.types.is_float16(kind):
-        return column.cast(pa.float32())
-    if not pa.types.is_timestamp(kind) or kind.unit not in ("s", "ms"):
-        return column
-    bound = LATEST_US * 2 // (1_000_000 if kind.unit == "s" else 1_000)
-    number = pc.max_element_wise(
-        pc.min_element_wise(column.cast(pa.int64()), bound, skip_nulls=False), -bound, skip_nulls=False
-    )
-    return number.cast(kind)
+    """Rename the columns by `raw_column`, with values that DuckDB can hold."""
+    return pa.table({raw_column(name): within_calendar(table[name]) for name in table.column_names})
 
 
 def sql_text(value: str) -> str:

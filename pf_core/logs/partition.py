@@ -89,6 +89,8 @@ class RawManifest(TypedDict):
     """Number of rows sent to each other day."""
     outside_site_days: int
     """Number of rows of an undated log that belong to no day of the site, usable or not."""
+    other_days: int
+    """Number of rows of an undated log that belong to days of the site which the run did not write."""
     by_type: dict[str, int]
     by_surface: dict[str, int]
     quarantined_by_reason: dict[str, int]
@@ -287,7 +289,7 @@ class PartitionWriter:
         day.by_type.update(bucket.by_type)
         day.by_surface.update(bucket.by_surface)
 
-    def publish(self, ds: str, *, num_outside_site_days: int) -> RawManifest:
+    def publish(self, ds: str, *, num_outside_site_days: int, num_other_days: int) -> RawManifest:
         """Write the manifest of a day, which makes its build the one that readers use."""
         day = self.days[ds]
         counts, quarantine = day.tally.counts, day.tally.quarantine
@@ -319,6 +321,7 @@ class PartitionWriter:
             },
             "sent_to": dict(day.tally.sent_to),
             "outside_site_days": num_outside_site_days,
+            "other_days": num_other_days,
             "by_type": dict(day.by_type),
             "by_surface": dict(day.by_surface),
             "quarantined_by_reason": dict(quarantine.by_reason),

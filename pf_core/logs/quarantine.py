@@ -14,6 +14,8 @@ from pf_core.storage.files import write_file
 
 _FLUSH_ROWS = 65_536
 
+_FLUSH_CHARS = 16 << 20
+
 
 @dataclass
 class Quarantine:
@@ -22,14 +24,17 @@ class Quarantine:
     path: Path
     held: list[tuple[str, int, str, str]] = field(default_factory=list)
     """Rows not yet written: source file, row number, reason, content."""
+    num_chars: int = 0
+    """Length of the contents of the rows not yet written."""
     by_reason: Counter[str] = field(default_factory=Counter)
     writer: pq.ParquetWriter | None = None
     place: ExitStack = field(default_factory=ExitStack)
 
     def add(self, file: Path | str, row_number: int, reason: str, raw: str) -> None:
         self.held.append((str(file), row_number, reason, raw))
+        self.num_chars += len(raw)
         self.by_reason[reason] += 1
-        if len(self.held) >= _FLUSH_ROWS:
+        if len(self.held) >= _FLUSH_ROWS or self.num_chars >= _FLUSH_CHARS:
             self.flush()
 
     def absorb(self, path: Path) -> None:
@@ -44,7 +49,7 @@ class Quarantine:
         if self.held:
             columns = [list(column) for column in zip(*self.held, strict=True)]
             self._write(pa.table(columns, schema=QUARANTINE_SCHEMA))
-            self.held = []
+            self.held, self.num_chars = [], 0
 
     def _write(self, rows: pa.Table) -> None:
         if self.writer is None:

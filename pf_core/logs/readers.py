@@ -30,11 +30,14 @@ import pyarrow.parquet as pq
 from pf_core.config.source import DAY, Files
 from pf_core.errors import PipelineError
 from pf_core.logs.lines import BYTE_ORDER_MARK, LineBlock, MalformedRow, TextFile, line_text
+from pf_core.logs.parquet_columns import find_invalid_text, raw_json, with_plain_types
 from pf_core.storage.files import is_remote, reaching
 
 BATCH_ROWS = 1 << 20
 
 JOINED_ROWS = 1 << 18
+
+JOINED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +57,22 @@ def find_files(files: Files, root: Path, ds: str | None = None) -> list[Path]:
         with reaching(root):
             return sorted(match for match in root.glob(path) if match.is_file())
     pattern = str(Path(glob.escape(str(root))) / path)
-    return sorted(Path(match) for match in glob.glob(pattern, recursive=True) if Path(match).is_file())
+    return [match for match in sorted(map(Path, glob.glob(pattern, recursive=True))) if _is_log(match)]
+
+
+def _is_log(match: Path) -> bool:
+    """Whether a name that the pattern matches is a file; one that cannot be read is an error, not left out."""
+    try:
+        if not match.exists():
+            raise PipelineError(
+                f"{match} is a link to a file that does not exist", "restore the file or remove the link"
+            )
+        str(match).encode()
+        return match.is_file()
+    except UnicodeEncodeError as error:
+        raise PipelineError(f"the name of {match} is not UTF-8", "rename the file") from error
+    except OSError as error:
+        raise PipelineError(f"{match} cannot be read: {error.strerror}") from error
 
 
 def read_file(path: Path, files: Files, columns: Sequence[str], categories: Sequence[str] = ()) -> Iterator[RawBatch]:
@@ -76,18 +94,22 @@ def read_file(path: Path, files: Files, columns: Sequence[str], categories: Sequ
             is_empty = False
         if is_empty:
             yield _no_rows(path, columns, [])
-    except (pa.ArrowInvalid, OSError, EOFError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
         raise PipelineError(f"{path} cannot be read as {files.file_format}: {error}") from error
 
 
 def join_batches(files: Iterable[Iterator[RawBatch]]) -> Iterator[list[RawBatch]]:
     """Yield lists of batches with the same columns, across files: one query for many small files is faster."""
     held: list[RawBatch] = []
+    num_rows = num_bytes = 0
     for batch in itertools.chain.from_iterable(files):
-        if held and (batch.rows.schema != held[0].rows.schema or sum(len(b.row_number) for b in held) > JOINED_ROWS):
+        is_full = num_rows > JOINED_ROWS or num_bytes > JOINED_BYTES
+        if held and (is_full or batch.rows.schema != held[0].rows.schema):
             yield held
-            held = []
+            held, num_rows, num_bytes = [], 0, 0
         held.append(batch)
+        num_rows += len(batch.row_number) + len(batch.malformed)
+        num_bytes += batch.rows.nbytes + sum(len(text) for _, _, text in batch.malformed)
     if held:
         yield held
 
@@ -111,7 +133,7 @@ def _check_columns(path: Path, present: Sequence[str], needed: Sequence[str]) ->
 
 def _read_csv(path: Path, files: Files, columns: Sequence[str]) -> Iterator[RawBatch]:
     """Parse blocks of lines, each line by itself: a quote that its line does not close costs that line alone."""
-    is_long = len(files.delimiter) > 1
+    is_long = len(files.delimiter.encode()) > 1
     delimiter, quote = (UNIT_SEPARATOR, None) if is_long else (files.delimiter, files.quote)
     parse: dict[str, Any] = {"delimiter": delimiter, "quote_char": quote or False}
     file = TextFile(path, has_header=files.columns is None, is_cr_an_end=True)
@@ -119,7 +141,8 @@ def _read_csv(path: Path, files: Files, columns: Sequence[str]) -> Iterator[RawB
     if files.columns is None:
         if file.header is None:
             return  # an empty file: not even a header
-        names = _header_names(path, file.header.replace(files.delimiter.encode(), delimiter.encode()), parse)
+        header = file.header.decode("utf-8", "backslashreplace")
+        names = header.split(files.delimiter) if is_long else _header_names(path, header, parse)
     _check_columns(path, names, columns)
     convert = pa_csv.ConvertOptions(
         column_types={name: pa.string() for name in names},
@@ -141,7 +164,7 @@ def _read_csv(path: Path, files: Files, columns: Sequence[str]) -> Iterator[RawB
 
 
 def _replace_delimiter(block: LineBlock, delimiter: str) -> LineBlock:
-    """Replace a delimiter of several characters by the unit separator; a line that has one already is malformed."""
+    """Replace a delimiter of several bytes by the unit separator; a line that has one already is malformed."""
     separator = UNIT_SEPARATOR.encode()
     if separator in block.data:
         places = np.flatnonzero(np.frombuffer(block.data, np.uint8) == separator[0])
@@ -160,13 +183,15 @@ def _line_ends(data: bytes, num_lines: int) -> np.ndarray:
     return end if len(end) == num_lines else np.append(end, len(data))
 
 
-def _header_names(path: Path, header: bytes, parse: dict[str, Any]) -> list[str]:
-    line = header.decode("utf-8", "backslashreplace").encode()
+def _header_names(path: Path, header: str, parse: dict[str, Any]) -> list[str]:
     read, options = pa_csv.ReadOptions(use_threads=False), pa_csv.ParseOptions(**parse)
     try:
-        return list(pa_csv.read_csv(pa.BufferReader(line + b"\n"), read, options).column_names)
+        return list(pa_csv.read_csv(pa.BufferReader(header.encode() + b"\n"), read, options).column_names)
     except pa.ArrowInvalid as error:
-        raise PipelineError(f"{path}: the header cannot be read: {error}") from error
+        raise PipelineError(
+            f"{path}: a quoted name in the header does not end in its line: {header[:200]}",
+            "write the header as one line, or set `quote: null` if nothing is quoted",
+        ) from error
 
 
 def _parse_csv(
@@ -215,7 +240,7 @@ def _parse_csv(
 OPEN_QUOTE = "malformed: a quoted value does not end in its line"
 
 UNIT_SEPARATOR = "\x1f"
-"""Stands for a delimiter of several characters while a line is parsed: Arrow splits at single characters."""
+"""Stands for a delimiter of several bytes while a line is parsed: Arrow splits at single ones."""
 
 
 def _closed_line(delimiter: str, quote: str) -> str:
@@ -327,7 +352,19 @@ def _read_parquet(path: Path, columns: Sequence[str], categories: Sequence[str])
             if held and (
                 batch is None or num_rows >= BATCH_ROWS // 2
             ):  # batches end with row groups, which may be small
-                rows = pa.Table.from_batches(held)
-                yield RawBatch(file=path, rows=rows, row_number=np.arange(next_row, next_row + num_rows))
+                yield _valid_rows(path, pa.Table.from_batches(held), next_row)
                 next_row += num_rows
                 held = []
+
+
+def _valid_rows(path: Path, rows: pa.Table, first_row: int) -> RawBatch:
+    """Return the rows as a batch; those with text that is not UTF-8 are malformed."""
+    rows, number = with_plain_types(rows), np.arange(first_row, first_row + rows.num_rows)
+    wrong = find_invalid_text(rows)
+    if not len(wrong):
+        return RawBatch(file=path, rows=rows, row_number=number)
+    reasons = itertools.repeat("malformed: not valid UTF-8")
+    malformed = list(zip(number[wrong].tolist(), reasons, raw_json(rows, wrong), strict=False))
+    is_row = np.ones(len(number), bool)
+    is_row[wrong] = False
+    return RawBatch(file=path, rows=rows.filter(pa.array(is_row)), row_number=number[is_row], malformed=malformed)

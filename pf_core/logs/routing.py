@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pf_core.config.source import DAY
 from pf_core.days import ds_range, ds_start_us, shift_ds
 from pf_core.errors import PipelineError
-from pf_core.hashing import bucket_of
+from pf_core.hashing import bucket_of, combined
 from pf_core.logs.mapping import ActionMapper, rejected_rows
 from pf_core.logs.quarantine import Quarantine
 from pf_core.logs.readers import RawBatch, find_files, join_batches, read_file
@@ -27,6 +27,12 @@ from pf_core.progress import Throttle, report
 from pf_core.storage.files import path_of, stamp_of
 
 DAY_US = 86_400_000_000
+
+MAX_UNTIMED_ROWS = 1 << 20
+"""Rejected rows that an undated file may begin with before its first valid time, which decides their day."""
+
+MAX_UNTIMED_CHARS = 256 << 20
+"""Largest length of the contents of these rows; they are held in memory."""
 
 RoutedRows = tuple[pa.Table, np.ndarray]
 """Actions, and the group of each: (day, bucket) as one number."""
@@ -103,6 +109,8 @@ class Router:
         self._site_days = (day_number(settings.start_ds), day_number(settings.end_ds or "9999-12-31"))
         self._report = Throttle(report)
         self.num_outside_site_days = 0
+        self.num_other_days = 0
+        """Rows of an undated log that belong to days of the site which are not wanted."""
 
     def route(self, arrival: Arrival) -> Iterator[RoutedRows]:
         """Read the files; yield the rows that belong to the wanted days."""
@@ -131,7 +139,8 @@ class Router:
                 own.sent_to.update(ds_of(day) for day in sent)
                 positions = np.concatenate([mapped.rejected, mapped.kept[~accepted]])
                 reasons = mapped.reasons + [self._wrong_day(day, file_day) for day in row_day[~accepted]]
-                positions, reasons = self._without_forgotten(own, raw, positions, reasons)
+                users = pa.concat_arrays([mapped.rejected_users, _users(mapped.actions.filter(pa.array(~accepted)))])
+                positions, reasons = self._without_forgotten(own, users, positions, reasons)
                 for reject in rejected_rows(batches, raw, positions, reasons):
                     own.quarantine.add(*reject)
             self._count_days("received", row_day[accepted & (row_day != file_day)])
@@ -139,28 +148,27 @@ class Router:
             yield self._group(mapped.actions, row_day, accepted)
 
     def _without_forgotten(
-        self, own: Tally, raw: pa.Table, positions: np.ndarray, reasons: list[str]
+        self, own: Tally, users: pa.Array, positions: np.ndarray, reasons: list[str]
     ) -> tuple[np.ndarray, list[str]]:
         """Leave out rejects of users on the deletion list: their rows may not stay in the quarantine either."""
-        stay = ~self._is_forgotten(raw, positions)
+        stay = ~self._is_forgotten(users)
         own.counts["forgotten"] += int((~stay).sum())
         return positions[stay], [reason for reason, stays in zip(reasons, stay, strict=True) if stays]
 
-    def _is_forgotten(self, raw: pa.Table, positions: np.ndarray) -> np.ndarray:
-        """Return which of the unmapped rows at `positions` are of users on the deletion list."""
-        if not len(self._forgotten) or not len(positions):
-            return np.zeros(len(positions), bool)
-        users = raw[self._source.user_id.column].take(pa.array(positions)).cast(pa.string())
-        return np.asarray(pc.is_in(users, self._forgotten.cast(pa.string())).to_numpy(zero_copy_only=False))
+    def _is_forgotten(self, users: pa.Array) -> np.ndarray:
+        """Return which of the users are on the deletion list."""
+        if not len(self._forgotten):
+            return np.zeros(len(users), bool)
+        return np.asarray(pc.is_in(users, self._forgotten).to_numpy(zero_copy_only=False))
 
     def _route_undated(self, file: Path) -> Iterator[RoutedRows]:
         """Route rows to the days on which they happened.
 
         A rejected or skipped row without a valid time goes to the day of the timed row before it; at the start of the
-        file, of the first timed row. A row of a day outside the site's days is counted as that and as nothing else. So,
-        in a run over all days of the site: rows of the file = sum of the days' `read` + rows outside the site's days.
+        file, of the first timed row. A row of a day outside the site's days is counted as that and as nothing else. So:
+        rows of the file = sum of the wanted days' `read` + rows outside the site's days + rows of its other days.
         """
-        last_day = -1
+        last_day, num_chars, scope = -1, 0, ""
         waiting: list[list[Any]] = []  # rejects before the first row with a valid time
         skipped = np.empty(0, np.int64)  # numbers of skipped rows whose day is not known yet
         forgotten: set[int] = set()  # row numbers of users on the deletion list: not quarantined either
@@ -174,17 +182,25 @@ class Router:
                 last_day = int(days[-1])
             else:
                 days = np.array([last_day])
-            listed = mapped.rejected[self._is_forgotten(batch.rows, mapped.rejected)]
+            listed = mapped.rejected[self._is_forgotten(mapped.rejected_users)]
             forgotten.update(batch.row_number[listed].tolist())
+            num_waiting = len(waiting)
             waiting += [reject for _, *reject in rejected_rows([batch], batch.rows, mapped.rejected, mapped.reasons)]
             skipped = np.concatenate([skipped, batch.row_number[mapped.skipped]])
-            if last_day >= 0:
+            if last_day < 0:
+                num_chars += sum(len(text) for _, _, text in waiting[num_waiting:])
+                if len(waiting) > MAX_UNTIMED_ROWS or num_chars > MAX_UNTIMED_CHARS:
+                    scope = f" among the first {len(waiting):,}"
+                    break
+            else:
                 for number, reason, text in waiting:
                     day = int(days[np.searchsorted(numbers, number, side="right") - 1])
                     own = self._tally_of(day)
                     if not self._site_days[0] <= day <= self._site_days[1]:
                         self.num_outside_site_days += 1
-                    elif own is not None:
+                    elif own is None:
+                        self.num_other_days += 1
+                    else:
                         own.counts["read"] += 1
                         if number in forgotten:
                             own.counts["forgotten"] += 1
@@ -194,17 +210,17 @@ class Router:
                 skipped_in_site = self._in_site_days(skipped_day)
                 self.num_outside_site_days += int((~skipped_in_site).sum())
                 self._count_days("skipped", skipped_day[skipped_in_site])
-                self._count_days("read", skipped_day[skipped_in_site])
-                waiting, skipped = [], skipped[:0]
+                self.num_other_days += self._count_days("read", skipped_day[skipped_in_site])
+                waiting, skipped, forgotten = [], skipped[:0], set()
             in_site = self._in_site_days(row_day[mapped.kept])
             self.num_outside_site_days += int((~in_site).sum())
-            self._count_days("read", row_day[mapped.kept][in_site])
+            self.num_other_days += self._count_days("read", row_day[mapped.kept][in_site])
             self._report(f"raw_actions: reading {file}")
             yield self._group(mapped.actions, row_day[mapped.kept], in_site)
         if waiting:
             number, reason, _ = waiting[0]
             raise PipelineError(
-                f"{file}: no row has a valid time; row {number}: {reason}", "fix the mapping in the site file"
+                f"{file}: no row has a valid time{scope}; row {number}: {reason}", "fix the mapping in the site file"
             )
         self.num_outside_site_days += len(skipped)  # a file of skipped rows without a time
 
@@ -229,12 +245,16 @@ class Router:
         index = number - self._first_day
         return self._tallies[index] if 0 <= index < len(self._tallies) else None
 
-    def _count_days(self, name: str, row_day: np.ndarray) -> None:
-        """Add the number of rows of each wanted day to its count `name`."""
+    def _count_days(self, name: str, row_day: np.ndarray) -> int:
+        """Add the number of rows of each wanted day to its count `name`; return the number of rows of other days."""
+        num_other = 0
         for number, num_rows in zip(*np.unique(row_day, return_counts=True), strict=True):
             own = self._tally_of(int(number))
-            if own is not None:
+            if own is None:
+                num_other += int(num_rows)
+            else:
                 own.counts[name] += int(num_rows)
+        return num_other
 
     def _in_site_days(self, row_day: np.ndarray) -> np.ndarray:
         return (row_day >= self._site_days[0]) & (row_day <= self._site_days[1])
@@ -246,6 +266,10 @@ class Router:
         if row_day > file_day:
             return f"ts: after its file's day (early_days: {self._source.early_days})"
         return f"ts: too late for its day (late_days: {self._source.late_days})"
+
+
+def _users(actions: pa.Table) -> pa.Array:
+    return combined(actions["user_id"])
 
 
 def _describe(file: Path) -> InputFile:

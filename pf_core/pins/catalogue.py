@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 
 from pf_core.config.source import ColumnVectors, NpyVectors, PinsSource
 from pf_core.errors import PipelineError
-from pf_core.logs.mapping import as_raw, id_checks, id_value, raw_column, raw_json, sql_text
+from pf_core.logs.mapping import as_raw, id_checks, id_value, raw_column, sql_text
+from pf_core.logs.parquet_columns import raw_json
 from pf_core.logs.readers import read_file
 from pf_core.schemas import id_arrow_type, pin_features_schema
 from pf_core.storage.cache import fetched
@@ -45,7 +46,11 @@ def read_catalogue(pins: PinsSource, files: Sequence[Path], *, dim: int | None) 
         for batch in read_file(file, pins.catalogue, pins.mapped_columns):
             readable = _without_halves(batch.rows)
             raw = as_raw(readable)  # noqa: F841 (the statement reads it by name)
-            mapped = connection.sql(_statement(pins, vector, readable.schema)).to_arrow_table()
+            try:
+                mapped = connection.sql(_statement(pins, vector, readable.schema)).to_arrow_table()
+            except duckdb.Error as error:
+                problem = str(error).splitlines()[0]  # without DuckDB's stack
+                raise PipelineError(f"the columns of {file} cannot be read as pins: {problem}") from error
             reasons = np.array(mapped["reason"].fill_null("").to_pylist(), object)  # "": usable
             if vector is not None:
                 dim = dim or _first_length(mapped["feature"], reasons)

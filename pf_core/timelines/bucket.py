@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from pf_core.config.site import TimelineConfig
 from pf_core.days import ds_start_us, shift_ds
 from pf_core.engine.daily_state import create_bucket, open_dataset, replace_rows
+from pf_core.engine.shuffle import join_actions
 from pf_core.errors import PipelineError
 from pf_core.schemas import TIMELINE_LISTS
 from pf_core.storage.files import read_parquet
@@ -112,7 +113,7 @@ def _advance_bucket(
     is_growing = active.is_newest & (active.num_actions < config.segment_actions)
     growing, full = active.where(is_growing), active.where(~is_growing)
     old = read_rows(base, growing, ["user_id", *TIMELINE_LISTS])
-    together = pa.concat_tables([flatten(old), actions.select(["user_id", *TIMELINE_LISTS])])
+    together = join_actions([flatten(old), actions.select(["user_id", *TIMELINE_LISTS])])
     new = _checked(assemble(together, bounds), task)
 
     def row_in_new(user_id: pa.Array) -> np.ndarray:
@@ -146,7 +147,7 @@ def _checked(timelines: pa.Table, task: BucketTask) -> pa.Table:
 def _read_actions(task: BucketTask) -> tuple[pa.Table, int]:
     """Read the logs without forgotten users; also return how many of these were active on the day."""
     tables = [read_parquet(path).cast(task.actions_schema) for path in task.files]
-    actions = pa.concat_tables(tables or [task.actions_schema.empty_table()]).unify_dictionaries()
+    actions = join_actions(tables or [task.actions_schema.empty_table()])
     if not len(task.forgotten):
         return actions, 0
     is_forgotten = pc.is_in(actions["user_id"], task.forgotten)

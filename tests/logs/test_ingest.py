@@ -1,5 +1,6 @@
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from pf_core.errors import PipelineError
 from pf_core.logs.checks import judge_late_rows
 from pf_core.logs.partition import partition_dir, read_manifest, read_quarantine
 from pf_core.logs.positives import positive_mask
+from pf_core.logs.quarantine import Quarantine
 from pf_core.storage.builds import MANIFEST
 from pf_core.storage.files import read_json
 from pf_core.storage.locks import exclusive
@@ -185,6 +187,45 @@ def test_every_row_of_an_undated_log_is_of_a_day_or_outside_the_site(small_site:
     assert [balance(manifest) for manifest in manifests] == [0, 0]
 
 
+def test_rows_of_days_that_a_run_does_not_write_are_counted(small_site: MakeSite) -> None:
+    """A site without an end has rows of the future; they are of no day of any run until then."""
+    site = small_site(path="logs/all.csv", end_ds=None)
+    rows = ["kept -1", "kept 0", "unknown 0", "kept 1", "unknown 1", "broken", "forgotten 1", "kept 20000", "untimed"]
+    (site.root / "logs").mkdir()
+    lines = ["user,pin,time_us,event,place,dwell_s", *map(undated_line, rows)]
+    (site.root / "logs/all.csv").write_text("\n".join(lines))
+    (site.root / "forget.txt").write_text("2\n")
+    manifests = site.ingest(DAYS[:1])
+    assert [manifest["counts"]["read"] for manifest in manifests] == [2]
+    assert [(manifest["outside_site_days"], manifest["other_days"]) for manifest in manifests] == [(1, 4 + 2)]
+    manifests = site.ingest(DAYS[:2])
+    assert [(manifest["outside_site_days"], manifest["other_days"]) for manifest in manifests] == [(1, 2)] * 2
+    assert sum(manifest["counts"]["read"] for manifest in manifests) == len(rows) - 1 - 2
+
+
+@pytest.mark.parametrize("name", ["MAX_UNTIMED_ROWS", "MAX_UNTIMED_CHARS"])
+def test_rows_that_wait_for_the_first_time_are_bounded(
+    small_site: MakeSite, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("pf_core.logs.lines.BLOCK_BYTES", 100)
+    monkeypatch.setattr(f"pf_core.logs.routing.{name}", 50)
+    site = small_site(path="logs/all.csv", end_ds=DAYS[1])
+    (site.root / "logs").mkdir()
+    lines = ["user,pin,time_us,event,place,dwell_s", *["broken"] * 200, undated_line("kept 0")]
+    (site.root / "logs/all.csv").write_text("\n".join(lines))
+    with pytest.raises(PipelineError, match=r"all.csv: no row has a valid time among the first \d+; row 2: malformed"):
+        site.ingest(DAYS[:2])
+
+
+def test_the_quarantine_holds_a_bounded_number_of_characters(tmp_path: Path) -> None:
+    quarantine = Quarantine(tmp_path / "quarantine.parquet")
+    for number in range(40):
+        quarantine.add("x.csv", number, "malformed", "x" * (1 << 20))
+        assert len(quarantine.held) < 16
+    quarantine.close()
+    assert pq.read_table(quarantine.path)["row_number"].to_pylist() == list(range(40))
+
+
 def undated_line(row: str) -> str:
     """A CSV line of "kind day", where the day counts from the site's first one or is "untimed"."""
     kind, _, day = row.partition(" ")
@@ -290,6 +331,23 @@ def test_forgotten_users_are_not_in_the_quarantine(small_site: MakeSite, path: s
     assert '"user": 2' not in str(read_quarantine(site.site, DAYS[0]).to_pylist())
     assert manifest["counts"]["forgotten"] == 1
     assert balance(manifest) == 0
+
+
+@pytest.mark.parametrize("path", ["logs/{ds}.parquet", "logs/*.parquet"])
+def test_forgotten_users_are_found_among_ids_that_are_no_text(small_site: MakeSite, path: str) -> None:
+    site = small_site(path=path)
+    log = site.write_log(DAYS[0], [(1, "p", 1.0, "look"), (2, "p", 1.0, "look"), (2, "p", 1.0, "dance")])
+    (site.root / "forget.txt").write_text("2\n")
+    whole = pq.read_table(log)
+    users = {"decimal": whole["user"].cast(pa.decimal128(22, 2)), "bytes": pa.array([b"\xff", b"2", b"\xff"])}
+    index = whole.schema.get_field_index("user")
+    pq.write_table(whole.set_column(index, "user", users["decimal"]), log)
+    [manifest] = site.ingest(DAYS[:1])
+    assert (manifest["counts"]["kept"], manifest["counts"]["forgotten"]) == (1, 2)
+    assert balance(manifest) == 0
+    pq.write_table(whole.set_column(index, "user", users["bytes"]), log)
+    with pytest.raises(PipelineError, match=r"not one of the 3 rows .*user_id: not an integer"):
+        site.ingest(DAYS[:1])
 
 
 def test_late_rows_of_a_day_that_was_ingested_before_fail_the_check(small_site: MakeSite) -> None:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from pf_core.config.source import ActionsSource
 from pf_core.errors import PipelineError
 from pf_core.logs import mapping, readers
-from pf_core.logs.mapping import EARLIEST_US, LATEST_US, ActionMapper, MappedBatch, raw_json
+from pf_core.logs.mapping import EARLIEST_US, LATEST_US, ActionMapper, MappedBatch
+from pf_core.logs.parquet_columns import raw_json
 from pf_core.schemas import raw_actions_schema
 
 NEW_YEAR_S = (56 * 365 + 14) * 86_400  # 2026-01-01T00:00:00Z: 56 years after 1970, 14 of them leap years
@@ -329,6 +330,42 @@ def test_a_native_timestamp_beyond_all_calendars_costs_one_row() -> None:
         mapped = map_columns({"t": pa.array([NEW_YEAR_S, 2**60], pa.timestamp("s", zone))})
         assert times_us(mapped) == {0: NEW_YEAR_S * 1_000_000}
         assert list(reasons(mapped)) == [1]
+
+
+FAR = [2**63 - 1, 2**63 - 2, -(2**63), -(2**63) + 1, 2**62, -1, None]
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "Mars/Base"])
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_timestamps_that_no_calendar_has_cost_one_row_each(unit: str, zone: str | None) -> None:
+    new_year = NEW_YEAR_S * {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    times = pa.array([new_year, *FAR], pa.int64()).cast(pa.timestamp(unit, zone))
+    mapped = map_columns({"t": times}, ts={"column": "t"})
+    assert times_us(mapped) == {0: NEW_YEAR_S * 1_000_000}
+    assert json.loads(raw_json(pa.table({"t": times}), np.array([3]))[0])["t"] is not None
+
+
+def test_dates_that_no_calendar_has_cost_one_row_each() -> None:
+    days = [NEW_YEAR_S // 86_400, 2**31 - 1, -(2**31), None]
+    dates = pa.array(days, pa.int32()).cast(pa.date32())
+    assert times_us(map_columns({"t": dates}, ts={"column": "t"})) == {0: NEW_YEAR_S * 1_000_000}
+    shown = [json.loads(text)["t"] for text in raw_json(pa.table({"t": dates}), np.arange(4))]
+    assert shown == ["2026-01-01", 2**31 - 1, -(2**31), None]
+
+
+@pytest.mark.parametrize("kind", [pa.duration("s"), pa.duration("ns"), pa.time64("us"), pa.time64("ns")])
+def test_times_of_day_and_durations_beyond_their_range_are_texts(kind: pa.DataType) -> None:
+    column = pa.array(FAR[:-1], pa.int64()).cast(kind)
+    mapped = map_columns({"c": column}, surface={"column": "c"})
+    assert len(mapped.kept) == len(column)
+
+
+def test_the_user_of_a_rejected_row_is_known_whatever_the_type_of_its_column() -> None:
+    for column in ([7, None], ["7", "x"], [7.0, 7.5], pa.array([7, None]).dictionary_encode()):
+        mapped = map_columns({"u": column, "t": [0, 0]})
+        assert mapped.rejected_users.to_pylist() == [7, None]
+    raw = map_columns({"u": pa.array([b"\xff", b"7"])})
+    assert raw.rejected_users.to_pylist() == [None, None]
 
 
 @pytest.mark.parametrize(

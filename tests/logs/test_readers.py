@@ -1,6 +1,8 @@
 """Readers of foreign files: every row is returned once, with the line number that an editor shows."""
 
+import bz2
 import gzip
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -280,6 +282,49 @@ def test_csv_without_a_header_and_with_a_long_delimiter(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("delimiter", ["§", "日", "::", "|"])
+def test_csv_a_delimiter_may_have_several_bytes(tmp_path: Path, delimiter: str) -> None:
+    lines = [["a", "b", "x\x1fy"], ["1", "é", "z"], ["2"], ["3", "", ""]]
+    path = written(tmp_path / "x.csv", "\n".join(map(delimiter.join, lines)))
+    assert rows(path, delimiter=delimiter) == {2: ("1", "é"), 4: ("3", None)}
+    assert list(malformed(path, delimiter=delimiter)) == [3]
+
+
+def test_csv_a_header_with_an_open_quote_is_refused(tmp_path: Path) -> None:
+    message = refusal(written(tmp_path / "x.csv", 'a,b,"no\nte"\n1,2,x\n'))
+    assert 'a quoted name in the header does not end in its line: a,b,"no; write the header as one line' in message
+
+
+def test_a_block_has_a_bounded_number_of_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short malformed lines need a hundred times their size as Python objects."""
+    monkeypatch.setattr(lines_module, "BLOCK_LINES", 10)
+    path = written(tmp_path / "x.csv", "a,b\n" + "1,2\n" * 7 + "x\n" * 40 + "\n" * 13 + "3,4\n")
+    assert rows(path) == {**dict.fromkeys(range(2, 9), ("1", "2")), 9 + 40 + 13: ("3", "4")}
+    assert list(malformed(path)) == list(range(9, 9 + 40))
+    assert all(len(batch.row_number) + len(batch.malformed) <= 10 for batch in batches(path))
+
+
+@pytest.mark.parametrize("content", ["x" * 100 + "\n", "x" * 100 + ",y\n"])
+def test_joined_batches_are_bounded_by_the_size_of_their_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    monkeypatch.setattr(lines_module, "BLOCK_BYTES", 200)
+    monkeypatch.setattr(reading, "JOINED_BYTES", 1000)
+    path = written(tmp_path / "x.csv", "a,b\n" + content * 500)
+    joined = list(reading.join_batches([read_file(path, Files(path=path.name), COLUMNS)]))
+    sizes = [sum(len(batch.row_number) + len(batch.malformed) for batch in held) for held in joined]
+    assert sum(sizes) == 500
+    assert max(sizes) <= (1000 + 2 * 200) // 100
+
+
+def test_joined_batches_are_bounded_by_malformed_rows_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines_module, "BLOCK_LINES", 10)
+    monkeypatch.setattr(reading, "JOINED_ROWS", 20)
+    path = written(tmp_path / "x.csv", "a,b\n" + "x\n" * 500)
+    joined = list(reading.join_batches([read_file(path, Files(path=path.name), COLUMNS)]))
+    assert max(sum(len(batch.malformed) for batch in held) for held in joined) <= 20 + 10
+
+
 def test_jsonl_keys_are_found_whatever_their_characters(tmp_path: Path) -> None:
     path = written(tmp_path / "x.jsonl", '{"durée": 1, "a/b~c\\"d": 2}\n{"dur\\u00e9e": 3, "*": 4}\n')
     assert rows(path, ["durée", 'a/b~c"d', "*"]) == {1: ("1", "2", None), 2: ("3", None, "4")}
@@ -435,6 +480,29 @@ def test_parquet_a_needed_column_may_not_come_twice(tmp_path: Path) -> None:
     assert "column 'a' more than once" in refusal(tmp_path / "x.parquet")
 
 
+@pytest.mark.parametrize("is_dictionary", [False, True])
+def test_parquet_text_that_is_no_utf8_costs_one_row(tmp_path: Path, is_dictionary: bool) -> None:
+    texts = pa.array([b"ok", b"caf\xe9", None, b"\xed\xa0\x80", "é".encode()], pa.binary()).view(pa.string())
+    column = texts.dictionary_encode() if is_dictionary else texts
+    pq.write_table(pa.table({"a": range(5), "b": column}), tmp_path / "x.parquet")
+    assert rows(tmp_path / "x.parquet") == {1: (0, "ok"), 3: (2, None), 5: (4, "é")}
+    assert malformed(tmp_path / "x.parquet") == {
+        2: ("malformed: not valid UTF-8", '{"a": 1, "b": "caf\\\\xe9"}'),
+        4: ("malformed: not valid UTF-8", '{"a": 3, "b": "\\\\xed\\\\xa0\\\\x80"}'),
+    }
+
+
+def test_parquet_types_without_kernels_are_plain_ones(tmp_path: Path) -> None:
+    views = {"a": pa.array(["x", None], pa.string_view()), "b": pa.array([b"\xff", b"y"], pa.binary_view())}
+    pq.write_table(pa.table(views), tmp_path / "x.parquet")
+    pq.write_table(pa.table({"a": pa.array([7, None]).dictionary_encode(), "b": [1, 2]}), tmp_path / "y.parquet")
+    assert rows(tmp_path / "x.parquet") == {1: ("x", b"\xff"), 2: (None, b"y")}
+    assert [batch.rows.schema.types for batch in batches(tmp_path / "x.parquet")] == [
+        [pa.large_string(), pa.large_binary()]
+    ]
+    assert [batch.rows.schema.types for batch in batches(tmp_path / "y.parquet")] == [[pa.int64(), pa.int64()]]
+
+
 @pytest.mark.parametrize("kept", [0, 3, 0.5, 0.99])
 def test_parquet_truncated(tmp_path: Path, kept: float) -> None:
     path = tmp_path / "x.parquet"
@@ -469,6 +537,13 @@ def test_plain_text_under_a_gzip_name_is_refused(tmp_path: Path, name: str) -> N
     assert "cannot be read" in refusal(tmp_path / name)
 
 
+def test_bzip2_files_that_begin_with_empty_members_are_refused(tmp_path: Path) -> None:
+    """Arrow cannot read them."""
+    path = tmp_path / "x.csv.bz2"
+    path.write_bytes(bz2.compress(b"") * 3 + bz2.compress(b"a,b\n1,2\n"))
+    assert "cannot be read as csv" in refusal(path)
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     for name in ("x.csv", "x.jsonl", "x.parquet"):
         refusal(tmp_path / name)
@@ -501,6 +576,24 @@ def test_globs_reach_into_folders_and_skip_them(tmp_path: Path) -> None:
     planted(tmp_path, "x/y/a.parquet", "b.parquet", "x/folder.parquet/part")
     found = find_files(Files(path="**/*.parquet"), tmp_path)
     assert found == [tmp_path / "b.parquet", tmp_path / "x/y/a.parquet"]
+
+
+def test_a_file_that_cannot_be_read_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(tmp_path, "a.csv", os.fsdecode(b"name/caf\xe9.csv"))
+    for folder, target in (("gone", "nowhere.csv"), ("loop", "b.csv")):
+        planted(tmp_path, f"{folder}/a.csv")
+        (tmp_path / folder / "b.csv").symlink_to(target)
+        with pytest.raises(PipelineError, match=rf"{folder}/b.csv is a link to a file that does not exist"):
+            find_files(Files(path=f"{folder}/*.csv"), tmp_path)
+    with pytest.raises(PipelineError, match=r"the name of .*caf\\udce9.csv is not UTF-8; rename the file"):
+        find_files(Files(path="name/*.csv"), tmp_path)
+
+    def denied(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", denied)
+    with pytest.raises(PipelineError, match=r"a.csv cannot be read: Permission denied"):
+        find_files(Files(path="*.csv"), tmp_path)
 
 
 def test_a_root_is_a_folder_not_a_pattern(tmp_path: Path) -> None:

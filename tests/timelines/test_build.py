@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pf_core.config.serving import ServingConfig, StoreConfig
 from pf_core.config.site import TimelineConfig
+from pf_core.config.source import CategoryField
 from pf_core.days import ds_range, ds_start, shift_ds
 from pf_core.engine.daily_state import _first_to_merge
 from pf_core.engine.local import LocalEngine
@@ -434,3 +435,17 @@ def test_the_audit_sees_a_day_whose_logs_were_rerun_alone(small_site: MakeSite) 
     fault = audit_day(site.site, DAYS[1])
     assert fault is not None
     assert fault == "raw_actions was re-run, and the timelines were not"
+
+
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_more_surfaces_over_the_days_than_are_possible_are_a_sentence(small_site: MakeSite, rebuild: bool) -> None:
+    """No day has too many, but all days of a timeline together have."""
+    site = small_site(timelines={"num_buckets": 1, "max_actions": 100_000}, pin_id_type="string")
+    actions = site.site.source.actions.model_copy(update={"surface": CategoryField(column="pin")})
+    site.site = site.site.model_copy(update={"source": site.site.source.model_copy(update={"actions": actions})})
+    days = ds_range(START, shift_ds(START, 1))
+    for day, ds in enumerate(days):
+        site.write_log(ds, [(1, f"p{day}-{n}", day * 86_400.0 + n / 1000, "look") for n in range(20_000)])
+        site.ingest([ds])
+    with pytest.raises(PipelineError, match=r"surface has 40,000 .* 32,768 .*`source.actions.surface`"):
+        site.build(days[1:] if rebuild else days, rebuild=rebuild)
