@@ -24,6 +24,7 @@ from pf_core.config.site import Site
 from pf_core.days import ds_start_us, parse_ds, shift_ds
 from pf_core.engine.base import Engine
 from pf_core.errors import PipelineError, materialize_command
+from pf_core.logs.partition import ingested_days
 from pf_core.pins.features import pin_state
 from pf_core.pins.packed import write_pins
 from pf_core.progress import Progress
@@ -38,6 +39,10 @@ from pf_core.training.packing import SplitCounts, Vocabularies, join_buckets, pa
 DESCRIPTION = "training_set.json"
 
 ARRAYS = ("offsets", "pin", "ts", "action_type", "surface", "duration", "is_positive")
+
+
+MAX_EVALUATION_DAYS = 14
+"""Largest number of evaluation days that is chosen by default: the paper's (section 4.1)."""
 
 
 class DroppedCounts(TypedDict):
@@ -62,11 +67,21 @@ class TrainingSetCounts(TypedDict):
     candidates: int
 
 
+class EvaluationDays(TypedDict):
+    """The newest days, which training does not see."""
+
+    num_days: int
+    reason: str
+    """Where the number comes from."""
+
+
 class TrainingSetManifest(TypedDict):
     """training_set.json, and the manifest of the asset training_set."""
 
     cut_ds: str
     """Last day of the training period."""
+    evaluation_days: NotRequired[EvaluationDays]
+    """Days between the cut and the newest timelines; absent in the sets of older versions."""
     cut_us: int
     """The first microsecond after the training period."""
     time_origin_us: int
@@ -176,9 +191,34 @@ def _partition_dir(site: Site) -> Path:
     return site.directory / "training_set"
 
 
+def evaluation_days_of(site: Site) -> EvaluationDays:
+    """Return the number of newest days that training does not see, and where the number comes from.
+
+    By default it is a quarter of the days that were ingested, rounded down, but at least one day and at most
+    MAX_EVALUATION_DAYS. A site with a single day keeps it for training.
+    """
+    num_days = site.training.evaluation_days
+    if num_days is not None:
+        return {"num_days": num_days, "reason": "training.evaluation_days in the site file"}
+    newest_ds = _newest_timelines(site)
+    known = sum(site.start_ds <= ds <= newest_ds for ds in ingested_days(site))
+    if known <= 1:
+        return {"num_days": 0, "reason": "the site has a single day, and training needs it"}
+    quarter = max(1, known // 4)
+    if quarter >= MAX_EVALUATION_DAYS:
+        return {
+            "num_days": MAX_EVALUATION_DAYS,
+            "reason": f"the default: {MAX_EVALUATION_DAYS}, because the site has {known} days",
+        }
+    return {
+        "num_days": quarter,
+        "reason": f"the default: a quarter of the site's {known} days, because that is below {MAX_EVALUATION_DAYS}",
+    }
+
+
 def cut_of(site: Site) -> str:
     """Return the last day of training: the days after it, up to the newest timelines, are kept for evaluation."""
-    newest_ds, num_days = _newest_timelines(site), site.training.evaluation_days
+    newest_ds, num_days = _newest_timelines(site), evaluation_days_of(site)["num_days"]
     cut_ds = shift_ds(newest_ds, -num_days)
     if cut_ds < site.start_ds:
         most = (parse_ds(newest_ds) - parse_ds(site.start_ds)).days
@@ -206,23 +246,36 @@ def _newest_timelines(site: Site) -> str:
 
 def build_training_set(site: Site, *, cut_ds: str | None, engine: Engine, progress: Progress) -> TrainingSetManifest:
     """Build and publish the set that ends with `cut_ds`, by default with `cut_of`; return its manifest."""
-    _newest_timelines(site)
-    cut_ds = cut_of(site) if cut_ds is None else cut_ds
-    parse_ds(cut_ds)
+    newest_ds = _newest_timelines(site)
+    evaluation_days = evaluation_days_of(site)
+    if cut_ds is None:
+        cut_ds = cut_of(site)
+    else:
+        num_days = max(0, (parse_ds(newest_ds) - parse_ds(cut_ds)).days)
+        evaluation_days = {"num_days": num_days, "reason": f"the cut {cut_ds} was chosen for this run"}
     if cut_ds < site.start_ds:
         raise PipelineError(f"the cut {cut_ds} is before the site's start {site.start_ds}", "choose a later cut_ds")
     folder = _partition_dir(site)
     with exclusive(folder, "training_set"):
         with building(folder) as build:
             manifest = _fill(build, site, cut_ds, engine, progress)
+            manifest["evaluation_days"] = evaluation_days
             write_json(build / DESCRIPTION, manifest)
             publish_build(build, manifest)
     train, held_out = manifest["counts"]["train"], manifest["counts"]["held_out"]
+    progress(
+        f"training_set: training ends with {cut_ds}, {_days(evaluation_days['num_days'])} before the newest timelines "
+        f"({evaluation_days['reason']}): the days after it evaluate the model"
+    )
     progress(
         f"training_set {manifest['fingerprint']}, cut {cut_ds}: {train['users']:,} training users with "
         f"{train['actions']:,} actions, {train['positives']:,} of them positive; {held_out['users']:,} users held out"
     )
     return manifest
+
+
+def _days(num_days: int) -> str:
+    return "1 day" if num_days == 1 else f"{num_days} days"
 
 
 def _fill(build: Path, site: Site, cut_ds: str, engine: Engine, progress: Progress) -> TrainingSetManifest:
