@@ -33,6 +33,9 @@ from pf_core.world import config as world_config
 SERVED_DAYS = 4
 """Number of the demo's newest days that are embedded and released."""
 
+NEXT_LINE = "\n" + 22 * " "
+"""Starts another line about the same asset in the summary."""
+
 
 def demo() -> None:
     """Write the demo site's logs and materialize every asset on them; keep what exists already."""
@@ -99,7 +102,6 @@ def _summarize(site: Site, seconds: float) -> None:
     evaluation = read_evaluation(site)
     assert model is not None
     assert evaluation is not None
-    decision = evaluation["decision"]
     result, snapshot = model["result"], snapshot_state(site).require(site.end_ds)["counts"]
     release = next(manifest for manifest in list_releases(site) if manifest["is_current"])
     typer.secho(f"\nDone in {seconds:.0f} s. As of {site.end_ds}:", bold=True)
@@ -113,9 +115,8 @@ def _summarize(site: Site, seconds: float) -> None:
         f"  pinnerformer_model  {model['model_version']}: recall@10 {result['metrics']['recall_at_10']:.3f} on "
         f"held-out users after {result['num_steps']:,} steps in {result['seconds'] / 60:.1f} min\n"
         f"                      {run_url(TrackedRun(**model['mlflow']), mlflow_server())}\n"
-        f"  offline_evaluation  {'promoted' if decision['promote'] else 'not promoted'}: {decision['reason']}\n"
-        + "".join(f"                      {line}\n" for line in _evaluation_lines(evaluation))
-        + f"  snapshot            {snapshot['users']:,} users: {snapshot['refreshed']:,} refreshed, "
+        f"  offline_evaluation  {NEXT_LINE.join(_evaluation_lines(evaluation))}\n"
+        f"  snapshot            {snapshot['users']:,} users: {snapshot['refreshed']:,} refreshed, "
         f"{snapshot['new']:,} new, {snapshot['carried_over']:,} carried over\n"
         f"  release             {release['release']}: {release['counts']['users']:,} users, "
         f"{release['counts']['pins']:,} pins, model {release['model_version']}\n"
@@ -124,13 +125,18 @@ def _summarize(site: Site, seconds: float) -> None:
 
 
 def _evaluation_lines(manifest: EvaluationManifest) -> list[str]:
-    """Return what has no vector, the index, the model against the best baseline in both questions, and the verdict."""
-    verdict, against = judge_baselines(manifest), manifest.get("against_baselines", {})
+    """Return what has no vector, the model against the best baseline in both questions, verdict and decision."""
+    verdict, against, decision = judge_baselines(manifest), manifest.get("against_baselines", {}), manifest["decision"]
     lines = [describe_without_vector(manifest["without_vector"])] if "without_vector" in manifest else []
     lines += [f"index {describe_index(manifest)}"]
     lines += [describe_comparison(name, each) for name, each in against.items()]
+    reasons = [reason for reason in decision["reason"].split("; ") if reason not in lines]
     outcome = "failed" if not verdict.passed else "passed" if against else verdict.reason
-    return [*lines, f"model_beats_baselines: {outcome}"]
+    return [
+        *lines,
+        f"model_beats_baselines: {outcome}",
+        f"{'promoted' if decision['promote'] else 'not promoted'}: {'; '.join(reasons)}",
+    ]
 
 
 def _active_user(site: Site) -> str:

@@ -57,7 +57,8 @@ def _show_verdict(site: Site, candidate: RegisteredModel | None) -> bool:
         return True
     verdict = judge_baselines(manifest)
     typer.secho(
-        f"{'model_beats_baselines':<24} {'passed' if verdict.passed else 'failed'}: {verdict.reason}",
+        f"{'model_beats_baselines':<24} {'passed' if verdict.passed else 'failed'}: "
+        + verdict.reason.replace("; ", f"\n{'':<25}"),
         fg=None if verdict.passed else "red",
     )
     if "without_vector" in manifest:

@@ -9,14 +9,11 @@ import dagster as dg
 from matplotlib.figure import Figure
 
 from pf_assets.metadata.pages import Metadata, picture, table
-from pf_core.evaluation.manifest import EvaluationManifest, MetricSummary, VectorCoverage, recall_by_type
+from pf_core.evaluation.manifest import ORACLES, EvaluationManifest, MetricSummary, VectorCoverage, recall_by_type
 from pf_core.evaluation.verdict import QUESTION_TITLES, judge_baselines
 from pf_core.storage.builds import MANIFEST
 
 FIGURE = "recall_by_day.png"
-
-ORACLE = "pinnersage_"
-"""Prefix of the baselines that are an oracle: for each positive they use the best of the user's vectors."""
 
 COLUMNS: dict[str, str] = {
     "recall_at_10": "recall_at_10",
@@ -84,7 +81,7 @@ def describe_evaluation(folder: Path, manifest: EvaluationManifest, urls: Mappin
 
 def label_baseline(name: str) -> str:
     """Return the name of a baseline; PinnerSage is named as the oracle that it is."""
-    return f"oracle: PinnerSage over {name.removeprefix(ORACLE)}" if name.startswith(ORACLE) else name
+    return f"oracle: PinnerSage over {name.removeprefix('pinnersage_')}" if name in ORACLES else name
 
 
 def describe_index(manifest: EvaluationManifest) -> str:
@@ -100,10 +97,10 @@ def describe_without_vector(coverage: VectorCoverage) -> str:
     """Return which share of the positives and of the actions has no vector, and the key that changes it."""
     positives, actions = coverage["share_of_positives"], coverage["share_of_actions"]
     shares = (
-        f"{100 * positives:.1f} % of the positives, which count as misses, and {100 * actions:.1f} % of the actions "
-        "before the cut are on pins without a vector"
+        f"{_percent(positives)} of the positives, which count as misses, and {_percent(actions)} of the actions before "
+        "the cut are on pins without a vector"
     )
-    return f"{shares}; to change it: {coverage['remedy']}" if positives or actions else shares
+    return f"{shares}; see {coverage['remedy']}" if positives or actions else shares
 
 
 def comparison_rows(manifest: EvaluationManifest) -> list[dict[str, str]]:
@@ -144,6 +141,10 @@ def _number(value: float) -> float | str:
 
 def _figure(value: float) -> str:
     return f"{value:.4f}" if math.isfinite(value) else "undefined"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if math.isfinite(share) else "an unknown share"
 
 
 def _signed(value: float) -> str:

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 from pf_assets.assets.evaluation import _note
 from pf_assets.cli import operations
 from pf_assets.cli.demo import _evaluation_lines, _is_evaluated
-from pf_assets.metadata.evaluation import describe_evaluation
+from pf_assets.metadata.evaluation import describe_evaluation, describe_without_vector
 from pf_assets.tracking.served_models import ServedModels
 from pf_assets.tracking.tracking import DECISION_TAG, VERDICT_TAG, RegisteredModel, Tracking
 from pf_core.config.site import Site
 from pf_core.errors import PipelineError, materialize_command
-from pf_core.evaluation.manifest import EvaluationManifest
+from pf_core.evaluation.manifest import EvaluationManifest, VectorCoverage
 from tests.support.evaluated import ABOVE, BELOW, REMEDY, UNDEFINED, make_manifest, make_summary, write_evaluation
 from tests.support.shared import SharedSites
 from tests.support.sites import make_site
@@ -29,7 +29,7 @@ DISCOVERY_LINE = (
 )
 VECTOR_LINE = (
     "46.0 % of the positives, which count as misses, and 12.5 % of the actions before the cut are on pins without a "
-    f"vector; to change it: {REMEDY}"
+    f"vector; see {REMEDY}"
 )
 OLD: dict[str, Any] = {"index": None, "without_vector": None, "against_baselines": None}
 """Changes that make a manifest one of an older version."""
@@ -84,6 +84,14 @@ def test_the_page_shows_both_questions_and_what_has_no_vector(tmp_path: Path) ->
         "95 % of the difference": "-0.0081 to +0.0036",
     }
     assert (new["question"], new["best baseline"]) == ("discovery", "popularity_7d")
+
+
+def test_a_share_that_is_not_known_is_not_a_number() -> None:
+    coverage = VectorCoverage(share_of_actions=math.nan, share_of_positives=0.5, remedy=REMEDY)
+    assert "50.0 % of the positives" in describe_without_vector(coverage)
+    assert "and an unknown share of the actions" in describe_without_vector(coverage)
+    complete = VectorCoverage(share_of_actions=0.0, share_of_positives=0.0, remedy=REMEDY)
+    assert REMEDY not in describe_without_vector(complete)
 
 
 def test_a_metric_that_no_summary_has_is_absent(tmp_path: Path) -> None:
@@ -211,10 +219,14 @@ def test_the_demo_ends_with_both_questions_and_the_verdict() -> None:
         ALL_LINE,
         DISCOVERY_LINE,
         "model_beats_baselines: failed",
+        "promoted: there is no champion yet",
     ]
     good = make_manifest(against_baselines={"all": ABOVE, "discovery": ABOVE})
-    assert _evaluation_lines(good)[-1] == "model_beats_baselines: passed"
-    assert _evaluation_lines(make_manifest(**OLD))[-1].startswith("model_beats_baselines: not judged")
+    assert _evaluation_lines(good)[-2] == "model_beats_baselines: passed"
+    assert _evaluation_lines(make_manifest(**OLD))[-2].startswith("model_beats_baselines: not judged")
+    decision = {"promote": False, "reason": f"a reason; {ALL_LINE}; {DISCOVERY_LINE}", "asked_for": "auto"}
+    repeated = _evaluation_lines(make_manifest(decision=decision))
+    assert (len(repeated), repeated[-1]) == (6, "not promoted: a reason"), "the figures are shown once"
 
 
 def test_the_demo_evaluates_every_candidate(site: Site) -> None:

@@ -178,6 +178,7 @@ def assert_the_page_shows_the_training(
     assert f"/runs/{manifest['mlflow']['run_id']}" in shown["mlflow_run"].value
     numbers = trained.asset_materializations_for_node("training_set")[0].metadata
     assert numbers["train_users"].value + numbers["held_out_users"].value == NUM_USERS
+    assert numbers["evaluation_days"].value == "0 (training.evaluation_days in the site file)"
     observed = [event.asset_observation_data.asset_observation for event in trained.get_asset_observation_events()]
     assert [observation.metadata["step"].value for observation in observed] == [
         f"{step} of 20" for step in (5, 10, 15, 20)
