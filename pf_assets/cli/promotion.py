@@ -61,7 +61,7 @@ def _list(tracking: Tracking) -> None:
         if DECISION_TAG in model.tags:
             typer.echo(f"  {model.tags[DECISION_TAG]}")
         if VERDICT_TAG in model.tags:
-            typer.echo(f"  {VERDICT_TAG} {model.tags[VERDICT_TAG]}")
+            typer.echo(f"  {VERDICT_TAG} {model.tags[VERDICT_TAG].partition(':')[0]}")
     typer.secho("champions, newest first", bold=True)
     for promotion in reversed(tracking.promotions()):
         typer.echo(f"  {_line(promotion)}")

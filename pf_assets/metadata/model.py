@@ -9,7 +9,7 @@ import dagster as dg
 from matplotlib.figure import Figure
 
 from pf_assets.metadata.pages import MAX_SAMPLE_ROWS, Metadata, picture, table
-from pf_core.training.training_set import EvaluationDays
+from pf_core.training.cut import EvaluationDays
 
 
 def describe_training_set(path: Path, manifest: Mapping[str, Any]) -> Metadata:

@@ -21,10 +21,9 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 
 from pf_core.config.site import Site
-from pf_core.days import ds_start_us, parse_ds, shift_ds
+from pf_core.days import ds_start_us, shift_ds
 from pf_core.engine.base import Engine
 from pf_core.errors import PipelineError, materialize_command
-from pf_core.logs.partition import ingested_days
 from pf_core.pins.features import pin_state
 from pf_core.pins.packed import write_pins
 from pf_core.progress import Progress
@@ -34,15 +33,12 @@ from pf_core.storage.files import is_remote, read_json, remove_tree, upload, wri
 from pf_core.storage.locks import exclusive
 from pf_core.timelines.arrays import Timelines
 from pf_core.timelines.build import timeline_state
+from pf_core.training.cut import EvaluationDays, choose_cut
 from pf_core.training.packing import SplitCounts, Vocabularies, join_buckets, pack_buckets
 
 DESCRIPTION = "training_set.json"
 
 ARRAYS = ("offsets", "pin", "ts", "action_type", "surface", "duration", "is_positive")
-
-
-MAX_EVALUATION_DAYS = 14
-"""Largest number of evaluation days that is chosen by default: the paper's (section 4.1)."""
 
 
 class DroppedCounts(TypedDict):
@@ -65,14 +61,6 @@ class TrainingSetCounts(TypedDict):
     """Users on the deletion list."""
     pins: int
     candidates: int
-
-
-class EvaluationDays(TypedDict):
-    """The newest days, which training does not see."""
-
-    num_days: int
-    reason: str
-    """Where the number comes from."""
 
 
 class TrainingSetManifest(TypedDict):
@@ -191,70 +179,15 @@ def _partition_dir(site: Site) -> Path:
     return site.directory / "training_set"
 
 
-def evaluation_days_of(site: Site) -> EvaluationDays:
-    """Return the number of newest days that training does not see, and where the number comes from.
-
-    By default it is a quarter of the days that were ingested, rounded down, but at least one day and at most
-    MAX_EVALUATION_DAYS. A site with a single day keeps it for training.
-    """
-    num_days = site.training.evaluation_days
-    if num_days is not None:
-        return {"num_days": num_days, "reason": "training.evaluation_days in the site file"}
-    newest_ds = _newest_timelines(site)
-    known = sum(site.start_ds <= ds <= newest_ds for ds in ingested_days(site))
-    if known <= 1:
-        return {"num_days": 0, "reason": "the site has a single day, and training needs it"}
-    quarter = max(1, known // 4)
-    if quarter >= MAX_EVALUATION_DAYS:
-        return {
-            "num_days": MAX_EVALUATION_DAYS,
-            "reason": f"the default: {MAX_EVALUATION_DAYS}, because the site has {known} days",
-        }
-    return {
-        "num_days": quarter,
-        "reason": f"the default: a quarter of the site's {known} days, because that is below {MAX_EVALUATION_DAYS}",
-    }
-
-
-def cut_of(site: Site) -> str:
-    """Return the last day of training: the days after it, up to the newest timelines, are kept for evaluation."""
-    newest_ds, num_days = _newest_timelines(site), evaluation_days_of(site)["num_days"]
-    cut_ds = shift_ds(newest_ds, -num_days)
-    if cut_ds < site.start_ds:
-        most = (parse_ds(newest_ds) - parse_ds(site.start_ds)).days
-        raise PipelineError(
-            f"the newest timelines are of {newest_ds}, and training ends {num_days} days earlier, on {cut_ds}, before "
-            f"the site's start {site.start_ds}",
-            f"set training.evaluation_days in the site file to at most {most}, or build later days of raw_actions, "
-            "pin_features and user_timelines",
-        )
-    return cut_ds
-
-
-def _newest_timelines(site: Site) -> str:
-    days = timeline_state(site).days()
-    if not days:
-        raise PipelineError(
-            "there are no user_timelines yet",
-            "build them, and pin_features, for all days from the site's start with: "
-            + materialize_command(
-                "raw_actions,pin_features,user_timelines", site.start_ds, until=site.end_ds or "LAST_DAY"
-            ),
-        )
-    return days[-1]
-
-
 def build_training_set(site: Site, *, cut_ds: str | None, engine: Engine, progress: Progress) -> TrainingSetManifest:
     """Build and publish the set that ends with `cut_ds`, by default with `cut_of`; return its manifest."""
-    newest_ds = _newest_timelines(site)
-    evaluation_days = evaluation_days_of(site)
-    if cut_ds is None:
-        cut_ds = cut_of(site)
-    else:
-        num_days = max(0, (parse_ds(newest_ds) - parse_ds(cut_ds)).days)
-        evaluation_days = {"num_days": num_days, "reason": f"the cut {cut_ds} was chosen for this run"}
+    cut_ds, evaluation_days = choose_cut(site, cut_ds)
     if cut_ds < site.start_ds:
         raise PipelineError(f"the cut {cut_ds} is before the site's start {site.start_ds}", "choose a later cut_ds")
+    progress(
+        f"training_set: training ends with {cut_ds}, {_days(evaluation_days['num_days'])} before the newest timelines "
+        f"({evaluation_days['reason']}): the days after it evaluate the model"
+    )
     folder = _partition_dir(site)
     with exclusive(folder, "training_set"):
         with building(folder) as build:
@@ -263,10 +196,6 @@ def build_training_set(site: Site, *, cut_ds: str | None, engine: Engine, progre
             write_json(build / DESCRIPTION, manifest)
             publish_build(build, manifest)
     train, held_out = manifest["counts"]["train"], manifest["counts"]["held_out"]
-    progress(
-        f"training_set: training ends with {cut_ds}, {_days(evaluation_days['num_days'])} before the newest timelines "
-        f"({evaluation_days['reason']}): the days after it evaluate the model"
-    )
     progress(
         f"training_set {manifest['fingerprint']}, cut {cut_ds}: {train['users']:,} training users with "
         f"{train['actions']:,} actions, {train['positives']:,} of them positive; {held_out['users']:,} users held out"

@@ -26,12 +26,11 @@ from pf_core.hashing import is_held_out
 from pf_core.pins.features import build_pin_features, pin_state
 from pf_core.storage.locks import exclusive
 from pf_core.timelines.arrays import Timelines
+from pf_core.training.cut import cut_of, evaluation_days_of
 from pf_core.training.training_set import (
     TrainingSet,
     TrainingSetManifest,
     build_training_set,
-    cut_of,
-    evaluation_days_of,
     latest_training_set,
     open_training_set,
     read_training_set_manifest,
@@ -450,7 +449,7 @@ def test_the_cut_lies_within_the_site(small_site: MakeSite) -> None:
 def test_a_short_log_keeps_a_quarter_of_its_days(small_site: MakeSite) -> None:
     site, messages = simple(small_site), list[str]()
     manifest = build_training_set(site.site, cut_ds=None, engine=site.engine, progress=messages.append)
-    reason = "the default: a quarter of the site's 2 days, because that is below 14"
+    reason = "the default: a quarter of the site's 2 days"
     assert (manifest["cut_ds"], manifest["evaluation_days"]) == (DAYS[0], {"num_days": 1, "reason": reason})
     line = f"training_set: training ends with {DAYS[0]}, 1 day before the newest timelines ({reason})"
     assert any(message.startswith(line) for message in messages)
@@ -476,8 +475,8 @@ def test_evaluation_days_by_default(
     """Days before the site's start and after the newest timelines do not count."""
     site, days = small_site().site, ds_range(shift_ds(START, -3), shift_ds(START, num_days + 3))
     newest = shift_ds(START, num_days - 1)
-    monkeypatch.setattr("pf_core.training.training_set.ingested_days", lambda _: days)
-    monkeypatch.setattr("pf_core.training.training_set._newest_timelines", lambda _: newest)
+    monkeypatch.setattr("pf_core.training.cut.ingested_days", lambda _: days)
+    monkeypatch.setattr("pf_core.training.cut._newest_timelines", lambda _: newest)
     assert evaluation_days_of(site)["num_days"] == kept
     assert cut_of(site) == shift_ds(newest, -kept)
     assert cut_of(site) >= site.start_ds
