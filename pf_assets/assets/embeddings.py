@@ -43,7 +43,7 @@ def user_embeddings_asset(site: Site) -> dg.AssetsDefinition:
             dg.AssetDep("raw_actions"),
             dg.AssetDep("user_timelines"),
             dg.AssetDep("pin_features"),
-            dg.AssetDep("pinnerformer_model"),
+            dg.AssetDep("offline_evaluation"),  # chooses the champion
             dg.AssetDep("user_embeddings", partition_mapping=YESTERDAY),
         ],
         kinds={"lance", "pytorch"},

@@ -1,19 +1,32 @@
-"""Group `model`, last asset: candidate and champion are evaluated, and the rule promotes the candidate or does not."""
+"""Group `model`, last asset: candidate and champion are evaluated, and the rule promotes the candidate or does not.
+
+Training makes no champion, not even of the first model: without an evaluation, or `pf promote`, nothing is served.
+"""
 
 import enum
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 
-from pf_assets.metadata.evaluation import FIGURE, describe_evaluation, plot_by_day
-from pf_assets.metadata.pages import save_figure
+from pf_assets.metadata.evaluation import (
+    FIGURE,
+    comparison_rows,
+    describe_evaluation,
+    describe_index,
+    describe_without_vector,
+    plot_by_day,
+)
+from pf_assets.metadata.pages import save_figure, table
 from pf_assets.settings import TRAINING_POOL, mlflow_server
 from pf_assets.tracking.runs import run_url
-from pf_assets.tracking.tracking import RegisteredModel, Tracking
+from pf_assets.tracking.tracking import DECISION_TAG, VERDICT_TAG, RegisteredModel, Tracking
 from pf_core.config.site import Site
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.evaluation.manifest import EvaluationManifest
+from pf_core.evaluation.verdict import judge_baselines
 from pf_core.storage.builds import MANIFEST
 from pf_core.storage.files import read_json, write_json
 from pf_core.storage.locks import exclusive, relying_on
@@ -23,6 +36,14 @@ GROUP = "model"
 
 SCORES = "scores.parquet"
 """Scores of the candidate for each user."""
+
+NOT_EVALUATED = "nothing was evaluated yet"
+
+PRIMARY = (
+    *("recall_at_10", "recall_at_50", "askable_recall_at_10", "discovery_at_10", "discovery_at_50"),
+    "p90_coverage_at_10",
+)
+"""Metrics of embeddings made once that are logged without the name of the frequency, and as tags of the model."""
 
 
 class PromoteWhen(enum.StrEnum):
@@ -51,14 +72,19 @@ def offline_evaluation_asset(site: Site) -> dg.AssetsDefinition:
             dg.AssetDep("raw_actions", partition_mapping=dg.LastPartitionMapping()),
         ],
         kinds={"pytorch", "mlflow"},
-        metadata={"recall_tolerance": rule.recall_tolerance, "coverage_tolerance": rule.coverage_tolerance},
+        metadata={
+            "first": rule.first,
+            "recall_tolerance": rule.recall_tolerance,
+            "coverage_tolerance": rule.coverage_tolerance,
+        },
     )
     def offline_evaluation(context: dg.AssetExecutionContext, config: EvaluationRun) -> dg.MaterializeResult[None]:
         """Evaluate candidate and champion on users whom training never saw, in the days after the cut (section 4.1).
 
-        The whole protocol: recall by action type, diversity, embeddings made once, daily and in realtime, baselines.
-        A model that is not good enough must not be served, and a good one need not wait for a person. A new champion
-        serves from the next new day of user_embeddings on, which embeds all users with it.
+        Two questions: all positives, and discovery, where only pins that are new to the user count. Recall by action
+        type, diversity, embeddings made once, daily and in realtime, baselines. A model that is not good enough must
+        not be served, and a good one need not wait for a person. A new champion serves from the next new day of
+        user_embeddings on, which embeds all users with it.
         """
         from pf_core.evaluation.promotion import NamedModel, evaluate_and_decide  # brings torch, which takes seconds
 
@@ -103,37 +129,77 @@ def _undone_at(tracking: Tracking, model: RegisteredModel) -> str | None:
 
 
 def _note(tracking: Tracking, candidate: RegisteredModel, manifest: EvaluationManifest) -> None:
-    """Log all metrics on the candidate's MLflow run, and the primary ones and the decision as registry tags."""
+    """Log all metrics on the candidate's MLflow run, and the primary ones, verdict and decision as registry tags."""
     summaries = manifest["summaries"][candidate.served_version]
-    once = summaries["once"]
-    primary = {
-        "evaluation_recall_at_10": once["recall_at_10"],
-        "evaluation_recall_at_10_low": once["recall_at_10_interval"][0],
-        "evaluation_recall_at_10_high": once["recall_at_10_interval"][1],
-        "evaluation_p90_coverage_at_10": once["p90_coverage_at_10"],
-    }
+    primary = _primary_metrics(manifest)
     others = {
         f"evaluation_{metric}_{frequency}": value
         for frequency, summary in summaries.items()
         for metric, value in summary.items()
-        if isinstance(value, float) and math.isfinite(value)
+        if isinstance(value, float)
     }
-    tags = {name: f"{value:.4f}" for name, value in primary.items()}
-    decision = manifest["decision"]
-    tags["evaluation_decision"] = f"{'promoted' if decision['promote'] else 'not promoted'}: {decision['reason']}"
-    tracking.note(candidate, metrics=others | primary, tags=tags)
+    metrics = {name: value for name, value in (others | primary).items() if math.isfinite(value)}
+    tags = {name: f"{value:.4f}" for name, value in primary.items() if math.isfinite(value)}
+    decision, verdict = manifest["decision"], judge_baselines(manifest)
+    tags |= {
+        DECISION_TAG: f"{'promoted' if decision['promote'] else 'not promoted'}: {decision['reason']}",
+        "evaluation_index": describe_index(manifest),
+        VERDICT_TAG: f"{'passed' if verdict.passed else 'failed'}: {verdict.reason}",
+    }
+    if "without_vector" in manifest:
+        tags["evaluation_without_vector"] = describe_without_vector(manifest["without_vector"])
+    tracking.note(candidate, metrics=metrics, tags=tags)
+
+
+def _primary_metrics(manifest: EvaluationManifest) -> dict[str, float]:
+    """Return the candidate's metrics with embeddings made once, and those that explain or judge them."""
+    once: Mapping[str, Any] = {**manifest["summaries"][manifest["candidate"]]["once"]}
+    found = {name: once[name] for name in PRIMARY if name in once}
+    for name in ("recall_at_10", "discovery_at_10"):
+        if f"{name}_interval" in once:
+            found[f"{name}_low"], found[f"{name}_high"] = once[f"{name}_interval"]
+    for question, each in manifest.get("against_baselines", {}).items():
+        found[f"{question}_best_baseline"] = each["baseline"]
+        found[f"{question}_difference_low"], found[f"{question}_difference_high"] = each["difference_interval"]
+    if "without_vector" in manifest:
+        found["positives_without_vector"] = manifest["without_vector"]["share_of_positives"]
+        found["actions_without_vector"] = manifest["without_vector"]["share_of_actions"]
+    return {f"evaluation_{name}": value for name, value in found.items()}
+
+
+def read_evaluation(site: Site) -> EvaluationManifest | None:
+    """Return the manifest of the newest evaluation, or None if nothing was evaluated yet."""
+    path = evaluation_dir(site) / MANIFEST
+    return read_json(path) if path.exists() else None
 
 
 def evaluation_checks(site: Site) -> list[dg.AssetChecksDefinition]:
     @dg.asset_check(asset="offline_evaluation")
     def candidate_was_promoted() -> dg.AssetCheckResult:
         """A candidate that is not champion waits for a person to look at it."""
-        path = evaluation_dir(site) / MANIFEST
-        manifest: EvaluationManifest | None = read_json(path) if path.exists() else None
+        manifest = read_evaluation(site)
         return dg.AssetCheckResult(
             passed=manifest is not None and manifest["candidate_is_champion"],
             severity=dg.AssetCheckSeverity.WARN,
-            description="nothing was evaluated yet" if manifest is None else manifest["decision"]["reason"],
+            description=NOT_EVALUATED if manifest is None else manifest["decision"]["reason"],
         )
 
-    return [candidate_was_promoted]
+    @dg.asset_check(asset="offline_evaluation")
+    def model_beats_baselines() -> dg.AssetCheckResult:
+        """A model that finds less than a count of pins, or than a mean of vectors, is not worth serving.
+
+        In both questions the candidate is compared with the best of the baselines, user by user; PinnerSage is an
+        oracle and does not count.
+        """
+        manifest = read_evaluation(site)
+        if manifest is None:
+            return dg.AssetCheckResult(passed=False, severity=dg.AssetCheckSeverity.WARN, description=NOT_EVALUATED)
+        verdict = judge_baselines(manifest)
+        return dg.AssetCheckResult(
+            passed=verdict.passed,
+            severity=dg.AssetCheckSeverity.WARN,
+            description=verdict.reason,
+            metadata={"questions": table(comparison_rows(manifest))},
+        )
+
+    return [candidate_was_promoted, model_beats_baselines]

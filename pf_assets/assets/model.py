@@ -58,7 +58,7 @@ def training_set_asset(site: Site) -> dg.AssetsDefinition:
         ],
         kinds={"numpy", "arrow"},
         metadata={
-            "evaluation_days": site.training.evaluation_days,
+            "evaluation_days": "by default" if site.training.evaluation_days is None else site.training.evaluation_days,
             "held_out_share": site.training.held_out_share,
         },
     )

@@ -5,17 +5,22 @@ import time
 
 import typer
 
+from pf_assets.assets.evaluation import read_evaluation
 from pf_assets.cli.releases import show_recommendations
 from pf_assets.cli.runs import materialize, missing_days
 from pf_assets.cli.world import write_world
+from pf_assets.metadata.evaluation import describe_index, describe_without_vector
 from pf_assets.schedules import DAILY_ASSETS, KEEP_MODEL, morning_days
 from pf_assets.settings import DEMO_SITE, mlflow_server
 from pf_assets.tracking.runs import TrackedRun, run_url
+from pf_assets.tracking.tracking import Tracking
 from pf_core.config.site import Site, load_site
 from pf_core.days import ds_range, shift_ds
 from pf_core.embeddings.snapshot import read_snapshot
 from pf_core.embeddings.tables import snapshot_state
 from pf_core.errors import PipelineError
+from pf_core.evaluation.manifest import EvaluationManifest
+from pf_core.evaluation.verdict import describe_comparison, judge_baselines
 from pf_core.logs.partition import read_manifest
 from pf_core.pins.features import pin_state
 from pf_core.serving.releases import list_releases
@@ -27,6 +32,9 @@ from pf_core.world import config as world_config
 
 SERVED_DAYS = 4
 """Number of the demo's newest days that are embedded and released."""
+
+NEXT_LINE = "\n" + 22 * " "
+"""Starts another line about the same asset in the summary."""
 
 
 def demo() -> None:
@@ -45,7 +53,7 @@ def demo() -> None:
     missing = missing_model(site)
     if missing:
         materialize(",".join(missing))
-    if missing or not (site.directory / "offline_evaluation" / MANIFEST).exists():
+    if missing or not _is_evaluated(site):
         materialize("offline_evaluation")
     _serve(site)
     _summarize(site, time.monotonic() - started)
@@ -75,6 +83,14 @@ def missing_model(site: Site) -> list[str]:
     return [] if is_registered and is_wanted else ["pinnerformer_model"]
 
 
+def _is_evaluated(site: Site) -> bool:
+    """Whether the newest evaluation is of the current candidate, and has led to a champion."""
+    tracking, manifest = Tracking(site), read_evaluation(site)
+    candidate = tracking.candidate()
+    is_its = manifest is not None and candidate is not None and manifest["candidate"] == candidate.served_version
+    return is_its and tracking.champion() is not None
+
+
 def _summarize(site: Site, seconds: float) -> None:
     assert site.end_ds is not None
     days = ds_range(site.start_ds, site.end_ds)
@@ -83,7 +99,9 @@ def _summarize(site: Site, seconds: float) -> None:
     pins = pin_state(site).require(site.end_ds)["counts"]
     timelines = timeline_state(site).require(site.end_ds)["counts"]
     training, model = read_json(site.directory / "training_set" / MANIFEST), current_model(site)
+    evaluation = read_evaluation(site)
     assert model is not None
+    assert evaluation is not None
     result, snapshot = model["result"], snapshot_state(site).require(site.end_ds)["counts"]
     release = next(manifest for manifest in list_releases(site) if manifest["is_current"])
     typer.secho(f"\nDone in {seconds:.0f} s. As of {site.end_ds}:", bold=True)
@@ -97,13 +115,28 @@ def _summarize(site: Site, seconds: float) -> None:
         f"  pinnerformer_model  {model['model_version']}: recall@10 {result['metrics']['recall_at_10']:.3f} on "
         f"held-out users after {result['num_steps']:,} steps in {result['seconds'] / 60:.1f} min\n"
         f"                      {run_url(TrackedRun(**model['mlflow']), mlflow_server())}\n"
-        f"  offline_evaluation  {read_json(site.directory / 'offline_evaluation' / MANIFEST)['decision']['reason']}\n"
+        f"  offline_evaluation  {NEXT_LINE.join(_evaluation_lines(evaluation))}\n"
         f"  snapshot            {snapshot['users']:,} users: {snapshot['refreshed']:,} refreshed, "
         f"{snapshot['new']:,} new, {snapshot['carried_over']:,} carried over\n"
         f"  release             {release['release']}: {release['counts']['users']:,} users, "
         f"{release['counts']['pins']:,} pins, model {release['model_version']}\n"
         f"  in                  {site.directory}\n"
     )
+
+
+def _evaluation_lines(manifest: EvaluationManifest) -> list[str]:
+    """Return what has no vector, the model against the best baseline in both questions, verdict and decision."""
+    verdict, against, decision = judge_baselines(manifest), manifest.get("against_baselines", {}), manifest["decision"]
+    lines = [describe_without_vector(manifest["without_vector"])] if "without_vector" in manifest else []
+    lines += [f"index {describe_index(manifest)}"]
+    lines += [describe_comparison(name, each) for name, each in against.items()]
+    reasons = [reason for reason in decision["reason"].split("; ") if reason not in lines]
+    outcome = "failed" if not verdict.passed else "passed" if against else verdict.reason
+    return [
+        *lines,
+        f"model_beats_baselines: {outcome}",
+        f"{'promoted' if decision['promote'] else 'not promoted'}: {'; '.join(reasons)}",
+    ]
 
 
 def _active_user(site: Site) -> str:

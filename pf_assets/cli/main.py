@@ -21,7 +21,7 @@ COMMANDS = {
     ),
     "status": LazyCommand(
         "pf_assets.cli.operations",
-        "Show which days of each asset exist, are missing or are older than their inputs, and which models there are.",
+        "Show existing, missing and stale days, and the models. Exit code 1: the newest model loses to a baseline.",
     ),
     "repair": LazyCommand(
         "pf_assets.cli.operations",

@@ -8,12 +8,16 @@ from typing import Annotated
 
 import typer
 
+from pf_assets.assets.evaluation import read_evaluation
 from pf_assets.cli.runs import materialize
+from pf_assets.metadata.evaluation import describe_without_vector
 from pf_assets.schedules import KEEP_MODEL
 from pf_assets.settings import current_site
-from pf_assets.tracking.tracking import Tracking
+from pf_assets.tracking.tracking import RegisteredModel, Tracking
+from pf_core.config.site import Site
 from pf_core.embeddings.tables import snapshot_state
-from pf_core.errors import PipelineError
+from pf_core.errors import PipelineError, materialize_command
+from pf_core.evaluation.verdict import judge_baselines
 from pf_core.logs.deletion_list import parse_user_id, read_deletion_list
 from pf_core.logs.partition import raw_digest, read_manifest
 from pf_core.operations.repair import RepairPlan, plan_repair
@@ -25,7 +29,7 @@ from pf_core.storage.files import path_of, write_text
 
 
 def status() -> None:
-    """Show which days of each asset exist, are missing or are older than their inputs, and which models there are."""
+    """Show existing, missing and stale days, and the models. Exit code 1: the newest model loses to a baseline."""
     site = current_site()
     for row in asset_statuses(site):
         days = f"{row.days[0]} to {row.days[-1]}" if row.days else "nothing yet"
@@ -37,6 +41,29 @@ def status() -> None:
     tracking = Tracking(site)
     for alias, model in (("champion", tracking.champion()), ("candidate", tracking.candidate())):
         typer.echo(f"{alias:<24} {'none yet' if model is None else model.served_version}")
+    if not _show_verdict(site, tracking.candidate()):
+        raise typer.Exit(1)
+
+
+def _show_verdict(site: Site, candidate: RegisteredModel | None) -> bool:
+    """Show how the newest evaluated model does against the baselines; return False if the check failed."""
+    manifest = read_evaluation(site)
+    is_evaluated = candidate is None or (manifest is not None and manifest["candidate"] == candidate.served_version)
+    if not is_evaluated:
+        typer.secho(
+            f"{'':<24} the candidate was not evaluated yet: {materialize_command('offline_evaluation')}", fg="yellow"
+        )
+    if manifest is None:
+        return True
+    verdict = judge_baselines(manifest)
+    typer.secho(
+        f"{'model_beats_baselines':<24} {'passed' if verdict.passed else 'failed'}: "
+        + verdict.reason.replace("; ", f"\n{'':<25}"),
+        fg=None if verdict.passed else "red",
+    )
+    if "without_vector" in manifest:
+        typer.echo(f"{'':<24} {describe_without_vector(manifest['without_vector'])}")
+    return verdict.passed
 
 
 def _count(days: list[str], what: str) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from pf_assets.settings import current_site
-from pf_assets.tracking.tracking import Promotion, RegisteredModel, Tracking
+from pf_assets.tracking.tracking import DECISION_TAG, VERDICT_TAG, Promotion, RegisteredModel, Tracking
 from pf_core.errors import PipelineError, materialize_command
 
 
@@ -49,16 +49,19 @@ def _list(tracking: Tracking) -> None:
     champion, candidate = tracking.champion(), tracking.candidate()
     for model in models:
         aliases = [alias for alias, one in (("champion", champion), ("candidate", candidate)) if one == model]
-        recall, coverage = (
-            model.tags.get(f"evaluation_{name}", "-") for name in ("recall_at_10", "p90_coverage_at_10")
+        recall, discovery, coverage = (
+            model.tags.get(f"evaluation_{name}", "-")
+            for name in ("recall_at_10", "discovery_at_10", "p90_coverage_at_10")
         )
         typer.secho(
             f"version {model.version:<4} {model.served_version:<18} {', '.join(aliases):<20} "
-            f"recall@10 {recall:<7} P90 coverage@10 {coverage}".rstrip(),
+            f"recall@10 {recall:<7} discovery@10 {discovery:<7} P90 coverage@10 {coverage}".rstrip(),
             bold=bool(aliases),
         )
-        if "evaluation_decision" in model.tags:
-            typer.echo(f"  {model.tags['evaluation_decision']}")
+        if DECISION_TAG in model.tags:
+            typer.echo(f"  {model.tags[DECISION_TAG]}")
+        if VERDICT_TAG in model.tags:
+            typer.echo(f"  {VERDICT_TAG} {model.tags[VERDICT_TAG].partition(':')[0]}")
     typer.secho("champions, newest first", bold=True)
     for promotion in reversed(tracking.promotions()):
         typer.echo(f"  {_line(promotion)}")

@@ -9,6 +9,7 @@ import dagster as dg
 from matplotlib.figure import Figure
 
 from pf_assets.metadata.pages import MAX_SAMPLE_ROWS, Metadata, picture, table
+from pf_core.training.cut import EvaluationDays
 
 
 def describe_training_set(path: Path, manifest: Mapping[str, Any]) -> Metadata:
@@ -20,8 +21,10 @@ def describe_training_set(path: Path, manifest: Mapping[str, Any]) -> Metadata:
         "users forgotten": counts["users_forgotten"],
         **{f"actions: {reason}": count for reason, count in counts["dropped"].items()},
     }
+    kept: EvaluationDays | None = manifest.get("evaluation_days")
     return {
         "cut_ds": manifest["cut_ds"],
+        **({} if kept is None else {"evaluation_days": f"{kept['num_days']} ({kept['reason']})"}),
         "fingerprint": manifest["fingerprint"],
         "train_users": counts["train"]["users"],
         "train_actions": counts["train"]["actions"],

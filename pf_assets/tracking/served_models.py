@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from pf_assets.settings import mlflow_server
 from pf_assets.tracking.runs import run_url
-from pf_assets.tracking.tracking import RegisteredModel, Tracking
+from pf_assets.tracking.tracking import DECISION_TAG, RegisteredModel, Tracking
 from pf_core.config.site import Site
 from pf_core.embeddings.tables import embedding_state
 from pf_core.errors import PipelineError, materialize_command
@@ -29,10 +29,7 @@ class ServedModels:
     def champion(self, ds: str) -> "ServedModel":
         """Return the champion, whichever model the day was embedded with before."""
         if self._champion is None:
-            raise PipelineError(
-                "there is no champion to embed with",
-                f"train one: {materialize_command('training_set,pinnerformer_model')}",
-            )
+            raise _no_champion(self._tracking.candidate())
         return _served(self._champion)
 
     def as_before(self, ds: str) -> "ServedModel":
@@ -59,6 +56,28 @@ class ServedModels:
                 f"embed the day with the champion: {materialize_command(EMBEDDINGS, ds)}",
             )
         return found
+
+
+def _no_champion(candidate: RegisteredModel | None) -> PipelineError:
+    """Return the error for a site without a champion, with the command that leads to one."""
+    what = "there is no champion to embed with"
+    if candidate is None:
+        return PipelineError(
+            f"{what}, and no model is registered",
+            f"train and evaluate one: {materialize_command('training_set,pinnerformer_model,offline_evaluation')}",
+        )
+    by_hand = f"pf promote {candidate.version} --because TEXT"
+    decision = candidate.tags.get(DECISION_TAG)
+    if decision is None:
+        return PipelineError(
+            f"{what}: candidate {candidate.served_version} was not evaluated yet",
+            f"evaluate it, which decides about its promotion: {materialize_command('offline_evaluation')} (or promote "
+            f"it without an evaluation: {by_hand})",
+        )
+    return PipelineError(
+        f"{what}: candidate {candidate.served_version} was evaluated and {decision}",
+        f"train a better one, or promote it nevertheless: {by_hand}",
+    )
 
 
 def _served(model: RegisteredModel) -> "ServedModel":

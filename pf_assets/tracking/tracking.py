@@ -1,9 +1,9 @@
 """The models of a site in MLflow: their runs (`runs.py`) and the model registry.
 
 A model in our own format (safetensors and JSON) is an artifact of its run and a version in the registry. `candidate` is
-the newest model whose loss fell, `champion` the one that serves; the first model ever trained is both. Tags of the
-registered model keep the history of champions with the reasons, so that a promotion can be undone. Where the history
-and the alias disagree, the alias is right.
+the newest model whose loss fell, `champion` the one that serves. Registering a model makes no champion, not even of the
+first one: `offline_evaluation` or `pf promote` does. Tags of the registered model keep the history of champions with
+the reasons, so that a promotion can be undone. Where the history and the alias disagree, the alias is right.
 """
 
 import json
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 
 Alias = Literal["candidate", "champion"]
+
+DECISION_TAG = "evaluation_decision"
+"""Tag of an evaluated model: whether offline_evaluation promoted it, and why."""
+
+VERDICT_TAG = "model_beats_baselines"
+"""Tag of an evaluated model: whether the check of this name passed, with the figures."""
 
 PROMOTION_TAG = "promotion-"
 """Prefix of the registered model's tags promotion-0000, promotion-0001, … that keep the history."""
@@ -63,7 +69,7 @@ class Tracking(RunStore):
     """The runs of pinnerformer_model and its registered model; experiment and registered model have the same name."""
 
     def register(self, run: TrackedRun, run_dir: Path, *, model_version: str) -> TrackedRun:
-        """Make the run's model the candidate, and the champion if there is none.
+        """Make the run's model the candidate.
 
         A run's model has one registry version, however often it is registered.
         """
@@ -82,8 +88,6 @@ class Tracking(RunStore):
                 ).version
             )
         client.set_registered_model_alias(self.name, "candidate", str(version))
-        if self.champion() is None:
-            self.promote(version, because="first model")
         registered = TrackedRun(experiment_id=run.experiment_id, run_id=run.run_id, version=version)
         write_json(run_dir / RUN_FILE, asdict(registered))
         return registered

@@ -301,8 +301,9 @@ class LaunchConfig(Strict):
 class TrainingConfig(Strict):
     """The site file's `training` section: the training set, the model and how training is launched."""
 
-    evaluation_days: int = Field(default=14, ge=0)
-    """Number of newest days that training does not see: they evaluate the model."""
+    evaluation_days: int | None = Field(default=None, ge=0)
+    """Number of newest days that training does not see: they evaluate the model. By default 14, or a quarter of the
+    site's days if that is less. With 0 nothing can be evaluated, and `pf promote` chooses the model that serves."""
     held_out_share: float = Field(default=0.1, ge=0, lt=1)
     """Share of users, chosen by hash, whom training never sees."""
     preset: Preset = "demo"

@@ -21,7 +21,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 
 from pf_core.config.site import Site
-from pf_core.days import ds_start_us, parse_ds, shift_ds
+from pf_core.days import ds_start_us, shift_ds
 from pf_core.engine.base import Engine
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.pins.features import pin_state
@@ -33,6 +33,7 @@ from pf_core.storage.files import is_remote, read_json, remove_tree, upload, wri
 from pf_core.storage.locks import exclusive
 from pf_core.timelines.arrays import Timelines
 from pf_core.timelines.build import timeline_state
+from pf_core.training.cut import EvaluationDays, choose_cut
 from pf_core.training.packing import SplitCounts, Vocabularies, join_buckets, pack_buckets
 
 DESCRIPTION = "training_set.json"
@@ -67,6 +68,8 @@ class TrainingSetManifest(TypedDict):
 
     cut_ds: str
     """Last day of the training period."""
+    evaluation_days: NotRequired[EvaluationDays]
+    """Days between the cut and the newest timelines; absent in the sets of older versions."""
     cut_us: int
     """The first microsecond after the training period."""
     time_origin_us: int
@@ -176,45 +179,20 @@ def _partition_dir(site: Site) -> Path:
     return site.directory / "training_set"
 
 
-def cut_of(site: Site) -> str:
-    """Return the last day of training: the days after it, up to the newest timelines, are kept for evaluation."""
-    newest_ds, num_days = _newest_timelines(site), site.training.evaluation_days
-    cut_ds = shift_ds(newest_ds, -num_days)
-    if cut_ds < site.start_ds:
-        most = (parse_ds(newest_ds) - parse_ds(site.start_ds)).days
-        raise PipelineError(
-            f"the newest timelines are of {newest_ds}, and training ends {num_days} days earlier, on {cut_ds}, before "
-            f"the site's start {site.start_ds}",
-            f"set training.evaluation_days in the site file to at most {most}, or build later days of raw_actions, "
-            "pin_features and user_timelines",
-        )
-    return cut_ds
-
-
-def _newest_timelines(site: Site) -> str:
-    days = timeline_state(site).days()
-    if not days:
-        raise PipelineError(
-            "there are no user_timelines yet",
-            "build them, and pin_features, for all days from the site's start with: "
-            + materialize_command(
-                "raw_actions,pin_features,user_timelines", site.start_ds, until=site.end_ds or "LAST_DAY"
-            ),
-        )
-    return days[-1]
-
-
 def build_training_set(site: Site, *, cut_ds: str | None, engine: Engine, progress: Progress) -> TrainingSetManifest:
     """Build and publish the set that ends with `cut_ds`, by default with `cut_of`; return its manifest."""
-    _newest_timelines(site)
-    cut_ds = cut_of(site) if cut_ds is None else cut_ds
-    parse_ds(cut_ds)
+    cut_ds, evaluation_days = choose_cut(site, cut_ds)
     if cut_ds < site.start_ds:
         raise PipelineError(f"the cut {cut_ds} is before the site's start {site.start_ds}", "choose a later cut_ds")
+    progress(
+        f"training_set: training ends with {cut_ds}, {_days(evaluation_days['num_days'])} before the newest timelines "
+        f"({evaluation_days['reason']}): the days after it evaluate the model"
+    )
     folder = _partition_dir(site)
     with exclusive(folder, "training_set"):
         with building(folder) as build:
             manifest = _fill(build, site, cut_ds, engine, progress)
+            manifest["evaluation_days"] = evaluation_days
             write_json(build / DESCRIPTION, manifest)
             publish_build(build, manifest)
     train, held_out = manifest["counts"]["train"], manifest["counts"]["held_out"]
@@ -223,6 +201,10 @@ def build_training_set(site: Site, *, cut_ds: str | None, engine: Engine, progre
         f"{train['actions']:,} actions, {train['positives']:,} of them positive; {held_out['users']:,} users held out"
     )
     return manifest
+
+
+def _days(num_days: int) -> str:
+    return "1 day" if num_days == 1 else f"{num_days} days"
 
 
 def _fill(build: Path, site: Site, cut_ds: str, engine: Engine, progress: Progress) -> TrainingSetManifest:

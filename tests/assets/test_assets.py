@@ -287,7 +287,7 @@ def test_the_asset_graph(site: Site) -> None:
         "paper_report": ("experiments", ["ablation_runs"]),
         "user_embeddings": (
             "serving",
-            ["pin_features", "pinnerformer_model", "raw_actions", "user_embeddings", "user_timelines"],
+            ["offline_evaluation", "pin_features", "raw_actions", "user_embeddings", "user_timelines"],
         ),
         "user_embedding_snapshot": ("serving", ["user_embedding_snapshot", "user_embeddings"]),
         "pin_embeddings": ("serving", ["pin_features", "user_embeddings"]),
@@ -304,6 +304,7 @@ def test_the_asset_graph(site: Site) -> None:
         "training_set:nothing_is_later_than_the_cut",
         "pinnerformer_model:loss_fell_and_is_finite",
         "offline_evaluation:candidate_was_promoted",
+        "offline_evaluation:model_beats_baselines",
         "user_embeddings:user_embeddings_are_unit_norm",
         "user_embeddings:active_users_are_embedded",
         "user_embedding_snapshot:no_user_is_lost",

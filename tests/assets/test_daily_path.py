@@ -238,6 +238,7 @@ def test_without_a_champion_nothing_is_embedded(
     assert failure is not None
     assert failure.error is not None
     assert "there is no champion to embed with" in failure.error.to_string()
+    assert "--select training_set,pinnerformer_model,offline_evaluation" in failure.error.to_string()
 
 
 def test_a_gap_names_the_command(instance: dg.DagsterInstance, daily_sites: DailySites) -> None:

@@ -17,10 +17,13 @@ from pf_assets.tracking.tracking import RegisteredModel, Tracking
 from pf_core.config.site import Site
 from pf_core.errors import PipelineError
 from pf_core.evaluation.scores import read_scores
+from pf_core.evaluation.verdict import judge_baselines
 from pf_core.storage.builds import MANIFEST
 from pf_core.storage.files import read_json
 from pf_core.storage.locks import exclusive
+from tests.support.evaluated import ABOVE, make_manifest, write_evaluation
 from tests.support.judging import CUT, LAST, NUM_PINS, make_judged_site, write_model
+from tests.support.registry import promote_first
 from tests.support.shared import SharedSites
 
 
@@ -45,6 +48,12 @@ def register(site: Site, name: str, *, is_good: bool) -> RegisteredModel:
     return candidate
 
 
+def register_champion(site: Site, name: str, *, is_good: bool) -> RegisteredModel:
+    champion = register(site, name, is_good=is_good)
+    promote_first(Tracking(site))
+    return champion
+
+
 def evaluate(
     site: Site, instance: dg.DagsterInstance, promote: PromoteWhen = PromoteWhen.auto
 ) -> dg.ExecuteInProcessResult:
@@ -60,11 +69,15 @@ def evaluate(
 
 def verdict(result: dg.ExecuteInProcessResult) -> tuple[bool, str]:
     assert result.success
-    (check,) = result.get_asset_check_evaluations()
-    assert check.check_name == "candidate_was_promoted"
-    assert check.severity == dg.AssetCheckSeverity.WARN
-    assert not check.blocking
+    check = checks_of(result)["candidate_was_promoted"]
     return check.passed, check.description or ""
+
+
+def checks_of(result: dg.ExecuteInProcessResult) -> dict[str, dg.AssetCheckEvaluation]:
+    checks = {check.check_name: check for check in result.get_asset_check_evaluations()}
+    assert checks.keys() == {"candidate_was_promoted", "model_beats_baselines"}
+    assert all(check.severity == dg.AssetCheckSeverity.WARN and not check.blocking for check in checks.values())
+    return checks
 
 
 def champion_of(site: Site) -> str:
@@ -81,7 +94,7 @@ def failure_of(result: dg.ExecuteInProcessResult) -> str:
 
 
 def test_a_better_candidate_becomes_champion(site: Site, instance: dg.DagsterInstance) -> None:
-    register(site, "bad", is_good=False)
+    register_champion(site, "bad", is_good=False)
     good = register(site, "good", is_good=True)
     result = evaluate(site, instance)
     passed, reason = verdict(result)
@@ -95,7 +108,7 @@ def test_a_better_candidate_becomes_champion(site: Site, instance: dg.DagsterIns
     assert (manifest["cut_ds"], manifest["last_ds"]) == (CUT, LAST)
     assert manifest["decision"] == {"promote": True, "reason": reason, "asked_for": "auto"}
     assert {"good-2", "bad-1"} < set(manifest["summaries"])
-    assert len(manifest["summaries"]) == 2 + 6
+    assert len(manifest["summaries"]) >= 2 + 6
 
     ours = manifest["summaries"]["good-2"]["once"]
     low, high = ours["recall_at_10_interval"]
@@ -125,7 +138,7 @@ def test_a_better_candidate_becomes_champion(site: Site, instance: dg.DagsterIns
     assert "/runs/" in shown["mlflow_champion"].value
     rows = [record.data for record in shown["judged"].value.records]
     assert [row["who"] for row in rows[:2]] == ["good-2 (candidate)", "bad-1 (champion)"]
-    assert len(rows) == 2 + 6
+    assert len(rows) == len(manifest["summaries"])
     assert rows[0]["95 % interval"] == f"{low:.4f} to {high:.4f}"
     embedded = [record.data["embedded"] for record in shown["by_frequency"].value.records]
     assert embedded == ["once", "daily", "realtime"] * 2
@@ -136,7 +149,7 @@ def test_a_better_candidate_becomes_champion(site: Site, instance: dg.DagsterIns
 
 
 def test_a_worse_candidate_waits_for_a_person(site: Site, instance: dg.DagsterInstance) -> None:
-    register(site, "good", is_good=True)
+    register_champion(site, "good", is_good=True)
     bad = register(site, "bad", is_good=False)
     passed, reason = verdict(evaluate(site, instance))
     assert not passed
@@ -150,7 +163,7 @@ def test_a_worse_candidate_waits_for_a_person(site: Site, instance: dg.DagsterIn
 
 
 def test_never_means_never_and_an_undone_promotion_stays_undone(site: Site, instance: dg.DagsterInstance) -> None:
-    register(site, "bad", is_good=False)
+    register_champion(site, "bad", is_good=False)
     register(site, "good", is_good=True)
     passed, reason = verdict(evaluate(site, instance, PromoteWhen.never))
     assert not passed
@@ -165,7 +178,7 @@ def test_never_means_never_and_an_undone_promotion_stays_undone(site: Site, inst
 
 
 def test_the_champion_alone(site: Site, instance: dg.DagsterInstance) -> None:
-    register(site, "good", is_good=True)
+    register_champion(site, "good", is_good=True)
     for wish in (PromoteWhen.never, PromoteWhen.always):
         result = evaluate(site, instance, wish)
         assert verdict(result) == (True, "good-1 is the champion already")
@@ -174,12 +187,15 @@ def test_the_champion_alone(site: Site, instance: dg.DagsterInstance) -> None:
     assert len(Tracking(site).promotions()) == 1
 
 
-def test_without_a_champion_the_candidate_becomes_it(site: Site, instance: dg.DagsterInstance) -> None:
+def test_the_evaluation_decides_about_the_first_model(site: Site, instance: dg.DagsterInstance) -> None:
     register(site, "good", is_good=True)
-    Tracking(site)._client.delete_registered_model_alias(Tracking(site).name, "champion")
-    result = evaluate(site, instance)
-    assert verdict(result) == (True, "there is no champion yet")
+    assert not verdict(evaluate(site, instance, PromoteWhen.never))[0]
+    assert Tracking(site).champion() is None
+    passed, reason = verdict(evaluate(site, instance))
+    assert passed
+    assert "already" not in reason
     assert champion_of(site) == "good-1"
+    assert [one.because for one in Tracking(site).promotions()] == [reason]
 
 
 def test_what_cannot_be_judged_is_told_in_a_sentence(site: Site, instance: dg.DagsterInstance) -> None:
@@ -192,14 +208,38 @@ def test_what_cannot_be_judged_is_told_in_a_sentence(site: Site, instance: dg.Da
     assert not (evaluation_dir(site) / MANIFEST).exists()
 
 
-def test_the_check_without_an_evaluation(site: Site, instance: dg.DagsterInstance) -> None:
-    (check,) = evaluation_checks(site)
+def check_alone(site: Site, instance: dg.DagsterInstance) -> dict[str, dg.AssetCheckEvaluation]:
+    """The checks on the manifest that is there."""
     result = dg.materialize(
-        [offline_evaluation_asset(site), check],
+        [offline_evaluation_asset(site), *evaluation_checks(site)],
         selection=dg.AssetSelection.checks_for_assets("offline_evaluation"),
         instance=instance,
     )
-    assert verdict(result) == (False, "nothing was evaluated yet")
+    assert result.success
+    return checks_of(result)
+
+
+def test_the_checks_without_an_evaluation(site: Site, instance: dg.DagsterInstance) -> None:
+    for check in check_alone(site, instance).values():
+        assert (check.passed, check.description) == (False, "nothing was evaluated yet")
+
+
+def test_a_candidate_below_a_baseline_fails_the_check(site: Site, instance: dg.DagsterInstance) -> None:
+    write_evaluation(site, make_manifest())
+    check = check_alone(site, instance)["model_beats_baselines"]
+    assert not check.passed
+    assert check.description == judge_baselines(make_manifest()).reason
+    for figure in ("0.0435", "0.0457", "-0.0081 to +0.0036", "0.0312", "0.0183", "+0.0052 to +0.0201"):
+        assert figure in (check.description or "")
+    shown = check.metadata["questions"]
+    assert isinstance(shown, dg.TableMetadataValue)
+    assert [record.data["question"] for record in shown.records] == ["all positives", "discovery"]
+    assert [record.data["best baseline"] for record in shown.records] == ["own_frequency", "popularity_7d"]
+
+
+def test_a_candidate_above_the_baselines_passes_the_check(site: Site, instance: dg.DagsterInstance) -> None:
+    write_evaluation(site, make_manifest(against_baselines={"all": ABOVE, "discovery": ABOVE}))
+    assert check_alone(site, instance)["model_beats_baselines"].passed
 
 
 # pf promote
@@ -223,7 +263,7 @@ def output_of(app: typer.Typer, *arguments: str) -> str:
 
 def test_a_person_promotes_and_takes_it_back(app: typer.Typer, site: Site, instance: dg.DagsterInstance) -> None:
     assert output_of(app).startswith("error: no model is registered yet")
-    register(site, "good", is_good=True)
+    register_champion(site, "good", is_good=True)
     register(site, "bad", is_good=False)
     verdict(evaluate(site, instance))
     assert output_of(app, "2").startswith("error: a promotion needs a reason")
@@ -237,8 +277,9 @@ def test_a_person_promotes_and_takes_it_back(app: typer.Typer, site: Site, insta
     recall = Tracking(site).versions()[0].tags["evaluation_recall_at_10"]
     assert lines[0].split()[:6] == ["version", "2", "bad-2", "candidate", "recall@10", recall]
     assert lines[1].startswith("  not promoted: recall@10")
-    assert lines[2].split()[:6] == ["version", "1", "good-1", "champion", "recall@10", "-"]
-    assert lines[3] == "champions, newest first"
-    assert "version 2: for a test (undone " in lines[4]
-    assert lines[4].endswith(": it was a test)")
-    assert lines[5].endswith("version 1: first model")
+    assert lines[2] in ("  model_beats_baselines passed", "  model_beats_baselines failed")
+    assert lines[3].split()[:6] == ["version", "1", "good-1", "champion", "recall@10", "-"]
+    assert lines[4] == "champions, newest first"
+    assert "version 2: for a test (undone " in lines[5]
+    assert lines[5].endswith(": it was a test)")
+    assert lines[6].endswith("version 1: first model")

@@ -178,6 +178,7 @@ def assert_the_page_shows_the_training(
     assert f"/runs/{manifest['mlflow']['run_id']}" in shown["mlflow_run"].value
     numbers = trained.asset_materializations_for_node("training_set")[0].metadata
     assert numbers["train_users"].value + numbers["held_out_users"].value == NUM_USERS
+    assert numbers["evaluation_days"].value == "0 (training.evaluation_days in the site file)"
     observed = [event.asset_observation_data.asset_observation for event in trained.get_asset_observation_events()]
     assert [observation.metadata["step"].value for observation in observed] == [
         f"{step} of 20" for step in (5, 10, 15, 20)
@@ -208,11 +209,11 @@ def assert_mlflow_has_the_run(site: Site, trained: dg.ExecuteInProcessResult) ->
     assert [(metric.step, metric.value) for metric in losses] == measured
     kept = {file.path for file in tracking._client.list_artifacts(manifest["mlflow"]["run_id"])}
     assert {"model", "training.png", "training_set.json", "history.jsonl", "result.json"} <= kept
-    champion = tracking.champion()
-    assert champion == tracking.candidate()
-    assert champion is not None
-    assert champion.model_version == manifest["model_version"]
-    assert (champion.path / "model.safetensors").read_bytes() == (run_dir / "model/model.safetensors").read_bytes()
+    assert tracking.champion() is None, "the evaluation decides"
+    candidate = tracking.candidate()
+    assert candidate is not None
+    assert candidate.model_version == manifest["model_version"]
+    assert (candidate.path / "model.safetensors").read_bytes() == (run_dir / "model/model.safetensors").read_bytes()
 
 
 def test_what_is_trained_is_reused(site: Site, instance: dg.DagsterInstance) -> None:

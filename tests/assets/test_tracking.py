@@ -10,6 +10,7 @@ from pf_assets.tracking import runs
 from pf_assets.tracking.runs import MAX_PARAM_CHARS, TrackedRun, artifact_path, flatten, git_commit, run_url
 from pf_assets.tracking.tracking import Tracking
 from pf_core.errors import PipelineError
+from tests.support.registry import promote_first
 from tests.support.shared import SharedSites
 from tests.support.sites import SmallSite
 
@@ -83,7 +84,8 @@ def test_the_registry_knows_each_model_once(tracking: Tracking) -> None:
     assert tracking.candidate() is None
     first, first_dir = start(tracking, "a")
     assert tracking.register(first, first_dir, model_version="a").version == 1
-    assert tracking.champion() == tracking.candidate()
+    assert tracking.champion() is None
+    promote_first(tracking)
     second, second_dir = start(tracking, "b")
     registered = tracking.register(second, second_dir, model_version="b")
     assert registered == dataclasses.replace(second, version=2)
@@ -99,8 +101,7 @@ def test_the_registry_knows_each_model_once(tracking: Tracking) -> None:
 
 
 def test_promotion_is_explicit_and_says_why(tracking: Tracking) -> None:
-    for name in ("a", "b"):
-        tracking.register(*start(tracking, name), model_version=name)
+    register(tracking, "a", "b")
     tags = tracking._client.get_model_version(tracking.name, "1").tags
     assert tags == {"model_version": "a", "promoted_because": "first model"}
     tracking.promote(2, because="better recall")
@@ -113,8 +114,22 @@ def test_promotion_is_explicit_and_says_why(tracking: Tracking) -> None:
 
 
 def register(tracking: Tracking, *names: str) -> None:
+    """Register models, of which the first becomes champion."""
     for name in names:
         tracking.register(*start(tracking, name), model_version=name)
+        promote_first(tracking)
+
+
+def test_registering_makes_no_champion(tracking: Tracking) -> None:
+    for name in ("a", "b"):
+        tracking.register(*start(tracking, name), model_version=name)
+    assert tracking.champion() is None
+    assert tracking.promotions() == []
+    candidate = tracking.candidate()
+    assert candidate is not None
+    assert candidate.model_version == "b"
+    tracking.promote(2, because="the first evaluation")
+    assert history_of(tracking) == [(2, "the first evaluation", False)]
 
 
 def champion_of(tracking: Tracking) -> int | None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from pf_core.config.serving import PromotionConfig
 from pf_core.config.training import (
     LaunchConfig,
     LossConfig,
@@ -164,3 +165,17 @@ def test_the_site_files_section() -> None:
         TrainingConfig(preset="tiny", changes={"model": {"num_layer": 3}})
     with pytest.raises(ValidationError, match="held_out_share"):
         TrainingConfig(held_out_share=1.0)
+
+
+def test_the_number_of_evaluation_days_is_chosen_later_unless_it_is_given() -> None:
+    assert TrainingConfig().evaluation_days is None
+    assert TrainingConfig(evaluation_days=0).evaluation_days == 0
+    with pytest.raises(ValidationError, match="evaluation_days"):
+        TrainingConfig(evaluation_days=-1)
+
+
+def test_the_first_model_is_promoted_by_default() -> None:
+    assert PromotionConfig().first == "always"
+    assert PromotionConfig.model_validate({"first": "only_if_better"}).first == "only_if_better"
+    with pytest.raises(ValidationError, match="first"):
+        PromotionConfig.model_validate({"first": "never"})

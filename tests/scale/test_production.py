@@ -99,11 +99,11 @@ def test_mlflow_is_kept_in_postgres(
     client = MlflowClient(environment["PF_MLFLOW_URI"], environment["PF_MLFLOW_URI"])
     [model] = client.search_registered_models()
     assert model.name == f"pinnerformer-{site.name}"
-    assert model.aliases.keys() == {"candidate", "champion"}
+    assert model.aliases.keys() == {"candidate"}
     assert not list(Path(site.data_dir).rglob("*.db"))
     shown = started(["pf_assets.cli.main", "promote"], environment)
     assert shown.returncode == 0, shown.stderr
-    assert "champion" in shown.stdout
+    assert "candidate" in shown.stdout
 
 
 def test_no_password_is_told(environment: dict[str, str], site: Site, run: subprocess.CompletedProcess[str]) -> None:

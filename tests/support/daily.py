@@ -27,6 +27,7 @@ from pf_core.serving.client import Serving
 from pf_core.serving.index import PinIndex
 from pf_core.training.plan import models_dir
 from tests.support import sites
+from tests.support.registry import promote_first
 from tests.support.shared import SharedSites
 from tests.support.sites import START
 
@@ -160,11 +161,12 @@ def write_model(site: Site, seed: int = 0) -> Path:
 
 
 def register_model(site: Site, seed: int = 0) -> RegisteredModel:
-    """The same model as a registry version: candidate, and champion if it is the first."""
+    """The same model as a registry version: candidate, and champion if there is none."""
     run_dir, tracking = write_model(site, seed), Tracking(site)
     run = tracking.start(run_dir, name=run_dir.name, params={}, tags={})
     tracking.keep(run, [run_dir / "model"])
     tracking.register(run, run_dir, model_version=run_dir.name)
+    promote_first(tracking)
     candidate = tracking.candidate()
     assert candidate is not None
     return candidate

@@ -26,13 +26,14 @@ from pf_core.hashing import is_held_out
 from pf_core.pins.features import build_pin_features, pin_state
 from pf_core.storage.locks import exclusive
 from pf_core.timelines.arrays import Timelines
+from pf_core.training.cut import cut_of, evaluation_days_of
 from pf_core.training.training_set import (
     TrainingSet,
     TrainingSetManifest,
     build_training_set,
-    cut_of,
     latest_training_set,
     open_training_set,
+    read_training_set_manifest,
 )
 from tests.support.scattered import ScatteredEngine
 from tests.support.sites import START, SmallSite
@@ -443,6 +444,42 @@ def test_the_cut_lies_within_the_site(small_site: MakeSite) -> None:
     refused(site, r"user_timelines has no partition 2026-01-03; make it with: dagster", DAYS[2])
     site = configure(site, evaluation_days=1)
     assert build(site)[0]["cut_ds"] == DAYS[0]
+
+
+def test_a_short_log_keeps_a_quarter_of_its_days(small_site: MakeSite) -> None:
+    site, messages = simple(small_site), list[str]()
+    manifest = build_training_set(site.site, cut_ds=None, engine=site.engine, progress=messages.append)
+    reason = "the default: a quarter of the site's 2 days"
+    assert (manifest["cut_ds"], manifest["evaluation_days"]) == (DAYS[0], {"num_days": 1, "reason": reason})
+    line = f"training_set: training ends with {DAYS[0]}, 1 day before the newest timelines ({reason})"
+    assert any(message.startswith(line) for message in messages)
+    assert read_training_set_manifest(latest_training_set(site.site)) == manifest
+
+
+def test_the_manifest_says_where_the_cut_comes_from(small_site: MakeSite) -> None:
+    site = simple(small_site, evaluation_days=0)
+    stated = {"num_days": 0, "reason": "training.evaluation_days in the site file"}
+    manifest = build(site)[0]
+    assert (manifest["cut_ds"], manifest["evaluation_days"]) == (DAYS[1], stated)
+    chosen = {"num_days": 1, "reason": f"the cut {START} was chosen for this run"}
+    assert build(site, START)[0]["evaluation_days"] == chosen
+
+
+@pytest.mark.parametrize(
+    ("num_days", "kept"),
+    [(1, 0), (2, 1), (4, 4 // 4), (18, 18 // 4), (55, 55 // 4), (56, 14), (365, 14)],
+)
+def test_evaluation_days_by_default(
+    small_site: MakeSite, monkeypatch: pytest.MonkeyPatch, num_days: int, kept: int
+) -> None:
+    """Days before the site's start and after the newest timelines do not count."""
+    site, days = small_site().site, ds_range(shift_ds(START, -3), shift_ds(START, num_days + 3))
+    newest = shift_ds(START, num_days - 1)
+    monkeypatch.setattr("pf_core.training.cut.ingested_days", lambda _: days)
+    monkeypatch.setattr("pf_core.training.cut._newest_timelines", lambda _: newest)
+    assert evaluation_days_of(site)["num_days"] == kept
+    assert cut_of(site) == shift_ds(newest, -kept)
+    assert cut_of(site) >= site.start_ds
 
 
 def test_without_pin_features(small_site: MakeSite) -> None:
