@@ -123,6 +123,8 @@ def write_lists(lists: RankedLists, path: Path) -> None:
 
 def read_lists(path: Path, log: BenchmarkLog) -> RankedLists:
     """Read the lists of a contender; one that breaks the rules is a PipelineError that names the first bad row."""
+    if not path.is_file():
+        raise PipelineError(f"there are no lists at {path}: the contender wrote no file")
     table = read_parquet(path)
     if not set(LIST_COLUMNS) <= set(table.column_names):
         raise PipelineError(f"{path} has the columns {table.column_names}", f"write {', '.join(LIST_COLUMNS)}")

@@ -104,7 +104,7 @@ def seen_pins(log: BenchmarkLog) -> Seen:
 
 
 def list_lengths(log: BenchmarkLog) -> np.ndarray:
-    """Return the length that each test user's list needs, if so many pins can be scored."""
+    """Return the length that each test user's list needs; a contender that can score fewer pins lists those."""
     return np.minimum(LIST_LENGTH + seen_pins(log).num_U, len(log.pin_ids))
 
 
