@@ -304,7 +304,7 @@ class TrainingConfig(Strict):
     evaluation_days: int = Field(default=14, ge=0)
     """Number of newest days that training does not see: they evaluate the model."""
     held_out_share: float = Field(default=0.1, ge=0, lt=1)
-    """Share of users, chosen by hash, whom training never sees."""
+    """Share of users, chosen by hash, whom training never sees; learned pin vectors do not use their actions either."""
     preset: Preset = "demo"
     """Settings to start from: paper, demo or tiny."""
     changes: dict[str, Any] = Field(default_factory=dict)
