@@ -19,7 +19,8 @@ from pf_core.evaluation.manifest import DecisionRecord, EvaluationManifest, Prom
 from pf_core.evaluation.protocol import score_baseline, score_model
 from pf_core.evaluation.question import Question, open_question
 from pf_core.evaluation.scores import Scores, recall_by_day
-from pf_core.evaluation.summary import bootstrap_interval, summarize
+from pf_core.evaluation.summary import summarize
+from pf_core.metrics.bootstrap import bootstrap_interval
 from pf_core.model.device import choose_device
 from pf_core.progress import Progress
 from pf_core.training.training_set import TrainingSet

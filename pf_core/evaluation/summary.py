@@ -7,9 +7,8 @@ import torch
 
 from pf_core.evaluation.manifest import BY_TYPE, MetricSummary, Summaries
 from pf_core.evaluation.scores import Scores, UserScores
+from pf_core.metrics.bootstrap import bootstrap_interval
 from pf_core.metrics.diversity import p90_coverage
-
-NUM_BOOTSTRAPS = 2000
 
 
 def summarize(scores: Scores) -> Summaries:
@@ -30,11 +29,3 @@ def _summary(scores: UserScores, index_size: int) -> MetricSummary:
         **{BY_TYPE + word: float(np.nanmean(each)) for word, each in scores.recall_at_10_by_type.items()},
     }
     return cast("MetricSummary", summary)  # keys that depend on the site's action types have no place in a TypedDict
-
-
-def bootstrap_interval(values: np.ndarray) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the mean, NaN left out; the draws are the same at every call."""
-    rng, values = np.random.default_rng(0), values[~np.isnan(values)]
-    means = [rng.choice(values, len(values)).mean() for _ in range(NUM_BOOTSTRAPS)]
-    low, high = np.quantile(means, (0.025, 0.975))
-    return float(low), float(high)

@@ -15,7 +15,8 @@ from pf_core.evaluation.embedders import BASELINE_EMBEDDERS, QueryVectors, Seque
 from pf_core.evaluation.protocol import recall_by_density, score_baseline, score_embedder, score_model, with_index
 from pf_core.evaluation.question import Question, ask
 from pf_core.evaluation.scores import Scores, UserScores, read_scores, recall_by_day
-from pf_core.evaluation.summary import bootstrap_interval, summarize
+from pf_core.evaluation.summary import summarize
+from pf_core.metrics.bootstrap import bootstrap_interval
 from pf_core.model.checkpoint import load_model, save_model
 from pf_core.model.sequences import Sequences
 from pf_core.training.training_set import TrainingSet, open_training_set

@@ -1,0 +1,243 @@
+"""The benchmark's table: what every contender reached on one log, as JSON and as Markdown.
+
+The Markdown is made of the JSON, so both have the same figures. In JSON a figure that is not defined is null; in
+Markdown it is a dash.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NotRequired, TypedDict, cast
+
+from pf_core.benchmark.log import BenchmarkLog
+from pf_core.benchmark.scoring import ListScores, ScoreSummary, compare, summarize
+from pf_core.evaluation.manifest import QuestionName
+
+COLUMNS = (
+    "contender",
+    "recall@10 (95 %)",
+    "@50",
+    "discovery@10 (95 %)",
+    "@50",
+    "cold@10",
+    "minus our default @10 (95 %, paired)",
+    "the same, discovery",
+    "seconds",
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Contender:
+    """The result of one contender: scores, or the sentence that says why there are none."""
+
+    name: str
+    scores: ListScores | None = None
+    failure: str | None = None
+    seconds: float
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+    actions_without_vector: float | None = None
+    """Share of the test users' actions before the cut on pins for which the contender has no vector."""
+    positives_without_vector: float | None = None
+    """Share of the positives on pins for which the contender has no vector."""
+
+    def __post_init__(self) -> None:
+        assert (self.scores is None) != (self.failure is None), "either scores or a failure"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How the table was made, so that it can be made again."""
+
+    command: str
+    date: str
+    seed: int
+    commit: str
+    budget: str
+    """quick, full or the default one."""
+    looks_file: str
+    """File that records every look at the test users."""
+
+
+class LogFacts(TypedDict):
+    name: str
+    index: Literal["catalogue"]
+    num_pins: int
+    num_cold_pins: int
+    num_train_users: int
+    num_train_actions: int
+    num_test_users: int
+    num_positives: int
+    """Distinct pins of each test user, with those that are not in the index."""
+    num_unaskable: int
+    unaskable_share: float | None
+    cut_ds: str
+    num_days: int
+    notes: list[str]
+
+
+class Row(TypedDict):
+    name: str
+    seconds: float
+    settings: dict[str, Any]
+    note: str
+    failure: NotRequired[str]
+    summary: NotRequired[ScoreSummary]
+    minus_ours: NotRequired[dict[QuestionName, list[float | None]]]
+    """This contender minus our default at recall@10: mean, and the two ends of its paired 95 % interval."""
+    actions_without_vector: NotRequired[float]
+    positives_without_vector: NotRequired[float]
+
+
+class Table(TypedDict):
+    log: LogFacts
+    run: dict[str, Any]
+    ours: str | None
+    """Name of the contender that the others are compared with."""
+    rows: list[Row]
+
+
+# JSON
+
+
+def make_table(log: BenchmarkLog, contenders: Sequence[Contender], *, run: Run, ours: str | None) -> Table:
+    """Return the table as JSON; `ours` names our default among the contenders.
+
+    Without it, or if it failed, there are no differences.
+    """
+    default = next((each.scores for each in contenders if each.name == ours), None)
+    rows = [_row(each, None if each.name == ours else default) for each in contenders]
+    return cast("Table", _without_nan({"log": _facts(log), "run": run.__dict__, "ours": ours, "rows": rows}))
+
+
+def _facts(log: BenchmarkLog) -> LogFacts:
+    num_unaskable = int(log.num_unaskable_U.sum())
+    num_positives = len(log.positive_pin_P) + num_unaskable
+    return {
+        "name": log.name,
+        "index": "catalogue",
+        "num_pins": len(log.pin_ids),
+        "num_cold_pins": int(log.is_cold_pin.sum()),
+        "num_train_users": len(log.train_user_ids),
+        "num_train_actions": len(log.train.user),
+        "num_test_users": len(log.test_user_ids),
+        "num_positives": num_positives,
+        "num_unaskable": num_unaskable,
+        "unaskable_share": num_unaskable / num_positives if num_positives else None,
+        "cut_ds": log.cut_ds,
+        "num_days": log.num_days,
+        "notes": list(log.notes),
+    }
+
+
+def _row(contender: Contender, default: ListScores | None) -> Row:
+    row: Row = {
+        "name": contender.name,
+        "seconds": round(contender.seconds, 1),
+        "settings": dict(contender.settings),
+        "note": contender.note,
+    }
+    if contender.scores is None:
+        row["failure"] = str(contender.failure)
+        return row
+    row["summary"] = summarize(contender.scores)
+    if default is not None:
+        differences = compare(contender.scores, default)
+        row["minus_ours"] = {question: [each.mean, *each.interval] for question, each in differences.items()}
+    if contender.actions_without_vector is not None:
+        row["actions_without_vector"] = contender.actions_without_vector
+    if contender.positives_without_vector is not None:
+        row["positives_without_vector"] = contender.positives_without_vector
+    return row
+
+
+def _without_nan(value: Any) -> Any:
+    """Replace NaN by None, which JSON has."""
+    if isinstance(value, Mapping):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+# Markdown
+
+
+def to_markdown(table: Table) -> str:
+    """Return the table with its head above it, and settings and notes below it."""
+    lines = [f"### {table['log']['name']}", "", *_head(table), "", _line(COLUMNS), _line(["---"] * len(COLUMNS))]
+    lines += [_line(_cells(row, is_ours=row["name"] == table["ours"])) for row in table["rows"]]
+    below = [f"- {note}" for note in table["log"]["notes"]]
+    for row in table["rows"]:
+        settings = ", ".join(f"{key} {value}" for key, value in row["settings"].items())
+        remarks = "; ".join(part for part in (settings, row["note"].rstrip(".")) if part)
+        below += [f"- {row['name']}: {remarks}."] if remarks else []
+    return "\n".join([*lines, *([""] if below else []), *below]) + "\n"
+
+
+def _head(table: Table) -> list[str]:
+    log, run = table["log"], table["run"]
+    lines = [
+        f"{_percent(log['unaskable_share'])} of the positives ({log['num_unaskable']:,} of {log['num_positives']:,}) "
+        "are on pins that are not in the index: they are misses."
+    ]
+    for row in table["rows"]:
+        if "actions_without_vector" in row or "positives_without_vector" in row:
+            lines.append(
+                f"{row['name']} has no vector for the pins of {_percent(row.get('positives_without_vector'))} of the "
+                f"positives and of {_percent(row.get('actions_without_vector'))} of the test users' actions."
+            )
+    summaries = {row["name"]: row["summary"] for row in table["rows"] if "summary" in row}
+    if table["ours"] in summaries:
+        askable = _number(summaries[table["ours"]]["askable_recall_at_10"])
+        lines.append(f"Without the positives that are not in the index, {table['ours']} has recall@10 {askable}.")
+    num_cold = max((summary["num_cold"] for summary in summaries.values()), default=0)
+    lines += [
+        f"Index `{log['index']}`: {log['num_pins']:,} pins, {log['num_cold_pins']:,} of them without any action up to "
+        f"the cut (cold). {log['num_test_users']:,} test users with {log['num_positives']:,} positives ({num_cold:,} "
+        f"cold); {log['num_train_users']:,} training users with {log['num_train_actions']:,} actions.",
+        f"Cut {log['cut_ds']}, positives of the {log['num_days']} days after it. `{run['command']}`, {run['date']}, "
+        f"budget {run['budget']}, seed {run['seed']}, commit {run['commit']}; looks at the test users: "
+        f"{run['looks_file']}.",
+    ]
+    return [line for pair in ((line, "") for line in lines) for line in pair][:-1]
+
+
+def _cells(row: Row, *, is_ours: bool) -> list[str]:
+    name = f"**{row['name']}**" if is_ours else row["name"]
+    seconds = f"{row['seconds']:,.1f}"
+    if "failure" in row:
+        reason = " ".join(row["failure"].split())
+        return [name, f"failed: {reason}", *[""] * (len(COLUMNS) - 3), seconds]
+    summary, differences = row["summary"], row.get("minus_ours", {})
+    return [
+        name,
+        _interval([summary["recall_at_10"], *summary["recall_at_10_interval"]]),
+        _number(summary["recall_at_50"]),
+        _interval([summary["discovery_at_10"], *summary["discovery_at_10_interval"]]),
+        _number(summary["discovery_at_50"]),
+        _number(summary["cold_at_10"]),
+        _interval(differences.get("all"), sign="+"),
+        _interval(differences.get("discovery"), sign="+"),
+        seconds,
+    ]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _number(value: float | None, *, sign: str = "") -> str:
+    return "–" if value is None else f"{value:{sign}.4f}"
+
+
+def _interval(values: Sequence[float | None] | None, *, sign: str = "") -> str:
+    """Format a value and the two ends of its interval."""
+    if values is None or values[0] is None:
+        return "–"
+    value, low, high = (_number(each, sign=sign) for each in values)
+    return f"{value} ({low} to {high})"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"
