@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from pf_core.benchmark.log import LIST_LENGTH, BenchmarkLog, RankedLists
+from pf_core.benchmark.log import BenchmarkLog, RankedLists, list_lengths
 from pf_core.benchmark.stages import prepare_training_set
 from pf_core.config.site import Site
 from pf_core.config.training import Preset, TrainConfig, choose
@@ -35,6 +35,7 @@ from pf_core.evaluation.embedders import open_model_embedder
 from pf_core.evaluation.question import Question
 from pf_core.metrics.exact_search import search
 from pf_core.model.device import choose_device
+from pf_core.pins.features import read_pin_features
 from pf_core.progress import Progress, Throttle
 from pf_core.storage.arrays import read_arrow
 from pf_core.storage.files import remove_tree
@@ -70,11 +71,11 @@ class OurResult:
     seconds: float
     """Duration of training and embedding, without the stages that build the training set."""
     settings: dict[str, Any]
-    """TrainConfig as JSON."""
+    """What describes the model and its training in a line."""
     share_of_positives_without_vector: float
     """Share of all positives, askable or not, whose pin has no content vector in the index."""
     share_of_actions_without_vector: float
-    """Share of the actions before the cut, of training and test users, whose pin has no content vector."""
+    """Share of the test users' actions before the cut whose pin has no content vector."""
 
 
 def our_lists(
@@ -111,13 +112,15 @@ def our_lists(
         observer=_Lines(progress, what="our model" if preset is None else f"preset {preset}"),
     )
     lists = rank_pins(log, data, plan.run_dir / "model")
+    has_vector_N = np.zeros(len(log.pin_ids), bool)
+    has_vector_N[_pins_in_index(log, data)[1]] = True
     return OurResult(
         lists=lists,
         note=_describe(wanted, config, int((np.diff(lists.offsets_U) == 0).sum()), budget_s=budget_s),
         seconds=time.monotonic() - started,
-        settings=config.model_dump(mode="json"),
-        share_of_positives_without_vector=positives_without_vector(log, data),
-        share_of_actions_without_vector=actions_without_vector(log, data),
+        settings={"preset": preset or site.training.preset} | _settings(config),
+        share_of_positives_without_vector=positives_without_vector(log, has_vector_N),
+        share_of_actions_without_vector=actions_without_vector(log, has_vector_N),
     )
 
 
@@ -211,6 +214,16 @@ class _Lines:
         pass
 
 
+def _settings(config: TrainConfig) -> dict[str, Any]:
+    model = {name: getattr(config.model, name) for name in ("num_layers", "hidden_dim", "embedding_dim")}
+    return model | {
+        "sequence_length": config.model.sequence_length,
+        "num_steps": config.optimizer.num_steps,
+        "batch_users": config.batch_users,
+        "precision": config.precision,
+    }
+
+
 def _describe(wanted: TrainConfig, config: TrainConfig, num_without_list: int, *, budget_s: float) -> str:
     steps, all_steps = config.optimizer.num_steps, wanted.optimizer.num_steps
     parts = [f"{steps:,} steps" if steps == all_steps else f"{steps:,} of {all_steps:,} steps in {budget_s:.0f} s"]
@@ -245,35 +258,29 @@ def rank_pins(log: BenchmarkLog, data: TrainingSet, model: Path) -> RankedLists:
         index_ND = _in_chunks(embedder.pins, pin_row_N)
     has_vector_U = has_past_U.copy()
     has_vector_U[has_past_U] = np.diff(vectors.offsets_Q) > 0
-    wanted_U = LIST_LENGTH + _num_seen(log)
-    return _lists(vectors.vector_VD, index_ND, log_pin_N, has_vector_U, wanted_U)
+    return _lists(vectors.vector_VD, index_ND, log_pin_N, has_vector_U, list_lengths(log))
 
 
-def content_vectors(log: BenchmarkLog, data: TrainingSet) -> np.ndarray:
-    """Return the content vector of each pin of the log's index, feature_NF; rows of pins without one are NaN."""
-    pin_row_N, log_pin_N = _pins_in_index(log, data)
-    vectors = np.full((len(log.pin_ids), data.pin_feature.shape[1]), np.nan, np.float32)
-    vectors[log_pin_N] = data.pin_feature[pin_row_N]
-    return vectors
+def content_vectors(site: Site, log: BenchmarkLog) -> np.ndarray:
+    """Return the content vector of each pin of the log's index at the cut; rows of pins without one are NaN."""
+    pins = read_pin_features(site, log.cut_ds, ["pin_id", "feature"])
+    row = pc.index_in(pins["pin_id"].combine_chunks(), value_set=log.pin_ids).fill_null(-1)
+    row = row.to_numpy(zero_copy_only=False)
+    feature = pins["feature"].combine_chunks().flatten().to_numpy().reshape(len(row), -1)
+    vector_NF = np.full((len(log.pin_ids), feature.shape[1]), np.nan, np.float32)
+    vector_NF[row[row >= 0]] = feature[row >= 0]
+    return vector_NF
 
 
-def positives_without_vector(log: BenchmarkLog, data: TrainingSet) -> float:
-    """Return the share of all positives whose pin has no content vector in the index; NaN without positives."""
-    has_vector = _has_vector(log, data)
+def positives_without_vector(log: BenchmarkLog, has_vector_N: np.ndarray) -> float:
+    """Return the share of all positives, askable or not, whose pin has no vector in the index; NaN without any."""
     num_all = len(log.positive_pin_P) + int(log.num_unaskable_U.sum())
-    return 1 - int(has_vector[log.positive_pin_P].sum()) / num_all if num_all else math.nan
+    return 1 - int(has_vector_N[log.positive_pin_P].sum()) / num_all if num_all else math.nan
 
 
-def actions_without_vector(log: BenchmarkLog, data: TrainingSet) -> float:
-    """Return the share of the actions before the cut whose pin has no content vector; NaN without actions."""
-    is_covered = _has_vector(log, data)[np.concatenate([log.train.pin, log.past.pin])]
-    return 1 - float(is_covered.mean()) if len(is_covered) else math.nan
-
-
-def _has_vector(log: BenchmarkLog, data: TrainingSet) -> np.ndarray:
-    has_vector = np.zeros(len(log.pin_ids), bool)
-    has_vector[_pins_in_index(log, data)[1]] = True
-    return has_vector
+def actions_without_vector(log: BenchmarkLog, has_vector_N: np.ndarray) -> float:
+    """Return the share of the test users' actions before the cut whose pin has no vector; NaN without any."""
+    return 1 - float(has_vector_N[log.past.pin].mean()) if len(log.past.pin) else math.nan
 
 
 def _pins_in_index(log: BenchmarkLog, data: TrainingSet) -> tuple[np.ndarray, np.ndarray]:
@@ -287,12 +294,6 @@ def _held_out_rows(log: BenchmarkLog, data: TrainingSet) -> np.ndarray:
     """Return each test user's row among the held-out users; -1 for a user without an action that the set has."""
     rows = pc.index_in(log.test_user_ids, value_set=data.held_out.user_ids())
     return rows.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-
-
-def _num_seen(log: BenchmarkLog) -> np.ndarray:
-    """Return the number of distinct pins of each test user before the cut."""
-    pairs = np.unique(log.past.user.astype(np.int64) * max(1, len(log.pin_ids)) + log.past.pin)
-    return np.bincount(pairs // max(1, len(log.pin_ids)), minlength=len(log.test_user_ids))
 
 
 def _in_chunks(embed: Callable[[np.ndarray], Tensor], pin_row_N: np.ndarray, *, rows: int = 8192) -> Tensor:

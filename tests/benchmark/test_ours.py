@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pf_core.benchmark.log import LIST_LENGTH, Actions, BenchmarkLog, RankedLists
+from pf_core.benchmark.log import LIST_LENGTH, BenchmarkLog, RankedLists
 from pf_core.benchmark.ours import (
     MEASURED_USERS,
     MIN_STEPS,
@@ -21,10 +21,10 @@ from pf_core.benchmark.ours import (
     our_lists,
     positives_without_vector,
 )
+from pf_core.benchmark.reading import read_log
 from pf_core.benchmark.stages import benchmark_site, build_pins, cut_of_log, ingest_log, prepare_training_set
 from pf_core.config.site import Site
 from pf_core.config.training import TrainConfig, demo, paper
-from pf_core.days import parse_ds
 from pf_core.embeddings.inference import cut_sequences, embed, encode_timelines
 from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
@@ -56,41 +56,6 @@ def engine_in(folder: Path) -> LocalEngine:
     return LocalEngine(num_workers=1, memory_mb=64, temp_dir=folder / "tmp")
 
 
-def make_log(site: Site, rows: list[Row]) -> BenchmarkLog:
-    """The log of these rows, made without pf_core's readers."""
-    pins = sorted({pin for _, pin, ds, _ in rows if ds <= CUT_DS})
-    asked = sorted({user for user, _, ds, _ in rows if ds > CUT_DS and user in HELD_OUT})
-    trained = sorted({user for user, _, ds, _ in rows if ds <= CUT_DS and user not in HELD_OUT})
-    before = sorted((row for row in rows if row[2] <= CUT_DS), key=lambda row: (row[0], row[2], row[3]))
-
-    def actions(users: list[int]) -> Actions:
-        theirs = [row for row in before if row[0] in users]
-        return Actions(
-            user=np.array([users.index(row[0]) for row in theirs], np.int32),
-            pin=np.array([pins.index(row[1]) for row in theirs], np.int32),
-            day=np.array([(parse_ds(row[2]) - parse_ds(CUT_DS)).days - 1 for row in theirs], np.int32),
-            is_positive=np.ones(len(theirs), bool),
-        )
-
-    later = sorted({(asked.index(row[0]), row[1]) for row in rows if row[2] > CUT_DS and row[0] in asked})
-    askable = [(user, pins.index(pin)) for user, pin in later if pin in pins]
-    lost = np.bincount([user for user, pin in later if pin not in pins], minlength=len(asked))
-    return BenchmarkLog(
-        name="shop",
-        cut_ds=CUT_DS,
-        num_days=3,
-        pin_ids=pa.array(pins),
-        is_cold_pin=np.zeros(len(pins), bool),
-        train_user_ids=pa.array(trained),
-        train=actions(trained),
-        test_user_ids=pa.array(asked),
-        past=actions(asked),
-        positive_user_P=np.array([user for user, _ in askable], np.int32),
-        positive_pin_P=np.array([pin for _, pin in askable], np.int32),
-        num_unaskable_U=lost.astype(np.int32),
-    )
-
-
 def run_stages(site: Site, folder: Path) -> Site:
     site = benchmark_site(site, folder / "cache")
     engine = engine_in(folder)
@@ -102,7 +67,7 @@ def run_stages(site: Site, folder: Path) -> Site:
 
 def run_ours(folder: Path, rows: list[Row]) -> tuple[Site, BenchmarkLog, OurResult]:
     site = run_stages(write_shop(folder, rows), folder)
-    log = make_log(site, rows)
+    log = read_log(site, name="shop", cut_ds=CUT_DS, num_days=3, progress=silent)
     result = our_lists(
         site,
         log,
@@ -168,18 +133,19 @@ def test_what_has_no_vector_is_counted(made: tuple[Site, BenchmarkLog, OurResult
     num_positives = len(log.positive_pin_P) + 1
     assert log.num_unaskable_U.sum() == 1
     assert result.share_of_positives_without_vector == pytest.approx(2 / num_positives)
-    num_actions = len(log.train.pin) + len(log.past.pin)
-    assert result.share_of_actions_without_vector == pytest.approx(1 / num_actions)
-    data = open_training_set(latest_training_set(site))
-    nobody = replace(log, positive_user_P=log.positive_user_P[:0], positive_pin_P=log.positive_pin_P[:0])
-    assert positives_without_vector(nobody, data) == 1.0
-    assert actions_without_vector(log, data) == result.share_of_actions_without_vector
-    vectors = content_vectors(log, data)
+    assert result.share_of_actions_without_vector == pytest.approx(1 / len(log.past.pin))
+    vectors = content_vectors(site, log)
     rare = log.pin_ids.to_pylist().index("rare")
-    assert np.flatnonzero(np.isnan(vectors).any(axis=1)).tolist() == [rare]
+    has_vector = ~np.isnan(vectors).any(axis=1)
+    assert np.flatnonzero(~has_vector).tolist() == [rare]
     assert vectors.shape == (NUM_PINS + 1, 4)
+    data = open_training_set(latest_training_set(site))
+    assert vectors[has_vector].tobytes() == data.pin_feature.tobytes()
+    nobody = replace(log, positive_user_P=log.positive_user_P[:0], positive_pin_P=log.positive_pin_P[:0])
+    assert positives_without_vector(nobody, has_vector) == 1.0
+    assert actions_without_vector(log, has_vector) == result.share_of_actions_without_vector
     assert result.note == "20 steps"
-    assert result.settings["model"]["num_layers"] == 1
+    assert (result.settings["preset"], result.settings["num_layers"], result.settings["num_steps"]) == ("tiny", 1, 20)
 
 
 def test_a_user_without_a_usable_action_has_an_empty_list(tmp_path: Path) -> None:
