@@ -75,11 +75,13 @@ def benchmark(
     described, tracked = _open_site(log, site, path, cache)
     name = log or described.name
     folder = out or cache / "results" / f"{name}-{level}-{seed}"
+    looks = LOOKS if log is not None and LOOKS.parent.is_dir() else cache / "looks.csv"
     origin = Origin(
         command=_command(log, site, level, seed),
         date=datetime.now(UTC).date().isoformat(),
         commit=git_commit(REPOSITORY)[:12],
-        looks_file=LOOKS if log is not None and LOOKS.parent.is_dir() else cache / "looks.csv",
+        looks_file=looks,
+        looks_name=str(looks.relative_to(REPOSITORY) if looks.is_relative_to(REPOSITORY) else looks),
     )
     result = run_benchmark(
         described,
@@ -108,6 +110,7 @@ def _command(log: str | None, site: Path | None, level: Level, seed: int) -> str
     """Return the command that makes this table again."""
     parts = ["pf", "benchmark", *([log] if log is not None else ["--site", str(site)])]
     parts += [f"--{level}"] if level != "default" else []
+    parts += ["--path", "DIR"] if log in LOGS and log != "completejourney" else []
     return shlex.join([*parts, *(["--seed", str(seed)] if seed else [])])
 
 

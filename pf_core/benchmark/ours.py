@@ -49,6 +49,9 @@ MEASURED_STEPS = 3
 MEASURED_USERS = 4
 """Users of a batch of the first measurement: a batch of the paper's size takes minutes on a CPU."""
 
+MEASURED_SHARE = 0.1
+"""Largest share of the budget that the second measurement may take."""
+
 MIN_STEPS = 100
 """Batches get smaller when the budget does not suffice for this many of the configured size."""
 
@@ -152,27 +155,33 @@ def fit_to_budget(
 ) -> TrainConfig:
     """Return the configuration with as many steps, up to its own number, as the budget allows.
 
-    `measure` returns the seconds of a step. A step of the configured batch is measured only if that takes little of
-    the budget; otherwise its time follows from that of a small batch, in proportion to the users.
+    `measure` returns the seconds of a step, fixed_s + user_s * users. A small batch is measured first, and then the
+    largest one that takes little of the budget; with one measurement alone, all its time counts as the users'.
     """
     started, num_steps = time.monotonic(), wanted.optimizer.num_steps
-    num_users = min(MEASURED_USERS, wanted.batch_users)
-    step_s = measure(_changed(wanted, {"batch_users": num_users})) * wanted.batch_users / num_users
-    if wanted.batch_users > num_users and step_s * (MEASURED_STEPS + 1) < 0.1 * budget_s:
-        step_s = measure(wanted)
-    user_s = step_s / wanted.batch_users
+    small = min(MEASURED_USERS, wanted.batch_users)
+    small_s = measure(_changed(wanted, {"batch_users": small}))
+    fixed_s, user_s = 0.0, small_s / small
+    affordable = math.floor(MEASURED_SHARE * budget_s / ((1 + MEASURED_STEPS) * user_s))
+    large = min(affordable, wanted.batch_users)
+    if large >= 2 * small:
+        large_s = measure(_changed(wanted, {"batch_users": large}))
+        user_s = max((large_s - small_s) / (large - small), 0.01 * large_s / large)  # noise may make it negative
+        fixed_s = max(0.0, large_s - user_s * large)
     embedding_s = FORWARD_SHARE * user_s * num_test_users
     left_s = SAFETY * (budget_s - (time.monotonic() - started)) - embedding_s
-    batch_users, possible = wanted.batch_users, math.floor(left_s / step_s)
-    if possible < min(MIN_STEPS, num_steps):
-        batch_users = max(num_users, min(batch_users, math.floor(left_s / (MIN_STEPS * user_s))))
-        possible = math.floor(left_s / (batch_users * user_s))
-    if possible < 1:
+    batch_users, steps = wanted.batch_users, math.floor(left_s / (fixed_s + user_s * wanted.batch_users))
+    if steps < min(MIN_STEPS, num_steps):
+        batch_users = math.floor((left_s / MIN_STEPS - fixed_s) / user_s)
+        batch_users = min(max(batch_users, small), wanted.batch_users)
+        steps = math.floor(left_s / (fixed_s + user_s * batch_users))
+    if steps < 1:
         raise PipelineError(
             f"the budget of {budget_s:.0f} s does not suffice: a step of {batch_users} users takes "
-            f"{batch_users * user_s:.1f} s, and embedding the {num_test_users:,} test users about {embedding_s:.0f} s"
+            f"{fixed_s + user_s * batch_users:.1f} s, and embedding the {num_test_users:,} test users about "
+            f"{embedding_s:.0f} s"
         )
-    steps = min(num_steps, possible)
+    steps = min(num_steps, steps)
     changes = {"batch_users": batch_users, "evaluate_every": steps, "checkpoint_every": steps}
     warmup_steps = round(wanted.optimizer.warmup_steps * steps / num_steps)
     return _changed(wanted, changes, num_steps=steps, warmup_steps=warmup_steps)

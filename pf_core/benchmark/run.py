@@ -63,6 +63,8 @@ class Origin:
     date: str
     commit: str
     looks_file: Path
+    looks_name: str
+    """What the table calls that file."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -143,7 +145,7 @@ def run_benchmark(
         seed=seed,
         commit=origin.commit,
         budget=_describe_budget(level),
-        looks_file=str(origin.looks_file),
+        looks_file=origin.looks_name,
     )
     table = make_table(log, contenders, run=run, ours=OURS)
     result = BenchmarkResult(table=table, markdown=to_markdown(table), folder=folder)

@@ -21,7 +21,7 @@ from pf_core.logs.ingest import ingest_days
 from pf_core.logs.partition import ingested_days
 from pf_core.logs.readers import find_files
 from pf_core.pins.features import build_pin_features, pin_state
-from pf_core.progress import Progress
+from pf_core.progress import Progress, Throttle
 from pf_core.storage.builds import MANIFEST
 from pf_core.storage.files import path_of, read_json, stamp_of
 from pf_core.timelines.build import build_timelines, timeline_state
@@ -95,7 +95,8 @@ def ingest_log(site: Site, *, engine: Engine, progress: Progress) -> list[str]:
         progress(f"ingesting {missing[0]} to {missing[-1]} into {site.directory}")
         forgotten = read_deletion_list(site)
         wanted = ds_range(missing[0], missing[-1])
-        for _ in ingest_days(site, wanted, engine=engine, forgotten=forgotten, progress=progress):
+        throttled = Throttle(progress)  # a log may have hundreds of days
+        for _ in ingest_days(site, wanted, engine=engine, forgotten=forgotten, progress=throttled):
             pass
     return days
 

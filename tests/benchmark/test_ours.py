@@ -11,6 +11,8 @@ import pytest
 
 from pf_core.benchmark.log import LIST_LENGTH, BenchmarkLog, RankedLists
 from pf_core.benchmark.ours import (
+    MEASURED_SHARE,
+    MEASURED_STEPS,
     MEASURED_USERS,
     MIN_STEPS,
     SAFETY,
@@ -189,7 +191,7 @@ def test_lists_are_long_enough_for_both_questions(tmp_path: Path) -> None:
 
 
 class Clock:
-    """Steps that take a second and a tenth of a second for each user; counts what is measured."""
+    """Seconds of a step, in proportion to its users above a fixed time; remembers what is measured."""
 
     def __init__(self, *, fixed_s: float = 1.0, user_s: float = 0.1) -> None:
         self.fixed_s, self.user_s, self.measured = fixed_s, user_s, list[int]()
@@ -206,23 +208,32 @@ def test_a_budget_that_suffices_changes_nothing_but_what_is_measured() -> None:
 
 
 def test_fewer_steps_with_a_shorter_warm_up() -> None:
-    clock = Clock(fixed_s=0, user_s=0.01)
+    clock = Clock(fixed_s=0.02, user_s=0.01)
     config = fit_to_budget(demo(), clock, budget_s=600, num_test_users=30)
     assert clock.measured == [MEASURED_USERS, 128]
-    steps = int((SAFETY * 600 - 30 * 0.01 / 3) / (0.01 * 128))
+    steps = int((SAFETY * 600 - 30 * 0.01 / 3) / (0.02 + 0.01 * 128))
     assert MIN_STEPS < steps < 1000
     assert (config.optimizer.num_steps, config.batch_users) == (steps, 128)
     assert config.optimizer.warmup_steps == round(100 * steps / 1000)
 
 
 def test_smaller_batches_before_too_few_steps() -> None:
-    clock = Clock(fixed_s=0, user_s=0.1)
+    clock = Clock(fixed_s=0.5, user_s=0.05)
     config = fit_to_budget(paper(), clock, budget_s=106, num_test_users=1)
-    left_s = SAFETY * 106 - 0.1 / 3
-    assert clock.measured == [MEASURED_USERS]  # a step of 1,024 users takes longer than the budget
-    assert config.batch_users == int(left_s / (MIN_STEPS * 0.1))
-    assert config.optimizer.num_steps == int(left_s / (0.1 * config.batch_users))
+    affordable = int(MEASURED_SHARE * 106 / ((1 + MEASURED_STEPS) * (0.5 + 4 * 0.05) / 4))
+    assert clock.measured == [MEASURED_USERS, affordable]  # a step of 1,024 users takes half of the budget
+    left_s = SAFETY * 106 - 0.05 / 3
+    assert config.batch_users == int((left_s / MIN_STEPS - 0.5) / 0.05)
+    assert config.optimizer.num_steps == int(left_s / (0.5 + 0.05 * config.batch_users))
     assert config.model == paper().model
+
+
+def test_one_measurement_counts_as_the_users_time() -> None:
+    clock = Clock(fixed_s=4.0, user_s=1.0)
+    config = fit_to_budget(paper(), clock, budget_s=105, num_test_users=0)
+    assert clock.measured == [MEASURED_USERS]
+    assert config.batch_users == MEASURED_USERS
+    assert config.optimizer.num_steps == int(SAFETY * 105 / (4.0 + 4 * 1.0))
 
 
 def test_a_budget_for_not_even_a_step() -> None:

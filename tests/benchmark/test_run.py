@@ -34,7 +34,13 @@ def engine_of(site: Site) -> LocalEngine:
 
 
 def bench(site: Site, folder: Path, *, level: Level = "quick", messages: list[str] | None = None) -> BenchmarkResult:
-    origin = Origin(command="pf benchmark", date="2026-02-01", commit="abc", looks_file=folder / "looks.csv")
+    origin = Origin(
+        command="pf benchmark",
+        date="2026-02-01",
+        commit="abc",
+        looks_file=folder / "looks.csv",
+        looks_name="docs/looks.csv",
+    )
     return run_benchmark(
         site,
         name="shop",
@@ -75,6 +81,7 @@ def test_one_row_for_each_contender(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "table.md").read_text() == result.markdown
     assert "3 of 12 days are after the cut (by default, for a log of 12 days)." in result.markdown
     assert "quick (at most 5 minutes" in result.markdown
+    assert "looks at the test users: docs/looks.csv" in result.markdown
     assert not (tmp_path / "data").exists()
     assert all(re.match(r"\[at most [45]:\d\d left\] ", message) for message in messages)
     [look] = read_looks(tmp_path / "looks.csv")
