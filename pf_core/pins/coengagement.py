@@ -156,6 +156,7 @@ def count_pairs(
         settings = {"memory_limit": memory_limit, "temp_directory": scratch}
         with duckdb.connect(str(Path(scratch) / "counts.duckdb"), config=settings) as db:
             db.execute("SET preserve_insertion_order = false")
+            db.execute("SET enable_progress_bar = false")  # it would be printed among the output of a command
             _hold_out(db, actions, config.held_out_share)
             tallies = _choose_pins(db, actions, config)
             if tallies["num_actions"] == 0:
@@ -192,6 +193,7 @@ def _hold_out(db: DuckDBPyConnection, actions: Actions, share: float) -> None:
     if share == 0:
         return
     with db.cursor() as reader:  # a connection runs one query at a time
+        reader.execute("SET enable_progress_bar = false")
         users = reader.sql("SELECT DISTINCT user_id FROM read_parquet(?) WHERE ts < ?", params=list(actions))
         for batch in users.to_arrow_reader(HASHED_AT_ONCE):
             user_id = batch.column(0)

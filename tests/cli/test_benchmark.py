@@ -144,6 +144,23 @@ def test_groceries_that_cannot_be_installed(
     assert not list(own_cache.glob("completejourney*"))
 
 
+@pytest.mark.parametrize("name", list(command.LOGS))
+def test_public_logs_have_a_site_file(name: str, tmp_path: Path) -> None:
+    described, tracked = command._open_site(name, None, tmp_path, tmp_path / "cache")
+    assert described.log_root == tmp_path
+    assert tracked is described
+
+
+def test_the_demos_logs_are_written_into_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+    monkeypatch.setattr(command, "write_world", lambda config, out, file_format: written.append(out))
+    monkeypatch.setenv("PF_DATA_DIR", str(tmp_path / "data"))
+    described, tracked = command._open_site("demo", None, None, tmp_path / "cache")
+    assert written == [described.log_root]
+    assert described.log_root.is_relative_to(tmp_path / "cache")
+    assert tracked.data_dir == str(tmp_path / "data")
+
+
 def test_the_folder_of_globo_may_name_its_matrix(tmp_path: Path) -> None:
     (tmp_path / "article_embeddings_4097x250.npy").touch()
     (tmp_path / "article_embeddings_ids.npy").touch()
