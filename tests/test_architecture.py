@@ -50,9 +50,12 @@ OUTSIDE = {
 
 SITTING_LINES = 350
 
+PEER_SCRIPTS = REPOSITORY / "pf_core/benchmark/peers/scripts"
+"""Programs for other environments, not modules of ours; tests/benchmark/test_peer_scripts.py checks their imports."""
+
 
 def modules_of(package: Path) -> Iterator[Path]:
-    yield from sorted(package.rglob("*.py"))
+    yield from (path for path in sorted(package.rglob("*.py")) if PEER_SCRIPTS not in path.parents)
 
 
 def imports_of(path: Path) -> set[str]:

@@ -57,6 +57,10 @@ COMMANDS = {
         "Make an earlier release the current one, at once, and withdraw the releases after it.",
         needs_pipeline=False,
     ),
+    "benchmark": LazyCommand(
+        "pf_assets.cli.benchmark",
+        "Compare our model with baselines and other recommenders on a public log or on your own site, in one table.",
+    ),
     "ablations": LazyCommand(
         "pf_assets.cli.experiments",
         "Train and judge every recipe that is not finished, the most important first; a second call goes on.",

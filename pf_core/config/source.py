@@ -330,7 +330,8 @@ class NpyVectors(Strict):
 
 
 class LearnedVectors(Strict):
-    """Pin vectors learned from co-engagement, for sites that have no content vectors."""
+    """Pin vectors learned from the co-engagement of training users (`training.held_out_share`), for sites that have no
+    content vectors."""
 
     until: Annotated[str, BeforeValidator(ds_text)]
     """Day before which actions are used, YYYY-MM-DD; keep it before the evaluation period."""
@@ -339,7 +340,7 @@ class LearnedVectors(Strict):
     window_actions: int = Field(default=20, ge=1, le=40)
     """Largest distance between two of a user's actions whose pins count as engaged together."""
     min_count: int = Field(default=5, ge=1)
-    """Number of users that a pin needs to get a vector."""
+    """Number of training users that a pin needs to get a vector; fewer give more pins a vector, of less certainty."""
     max_pins: int = Field(default=200_000, ge=2)
     """Largest number of pins with a vector; those with most users are kept."""
     max_pairs: int = Field(default=20_000_000, ge=1)

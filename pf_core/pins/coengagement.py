@@ -1,7 +1,7 @@
 """Content vectors for logs that have none: pins that users engage with close together get close vectors.
 
-The paper takes PinSage vectors as given; these replace them. Nothing at or after `until` is read, so that
-the evaluation period cannot leak into the model's input.
+The paper takes PinSage vectors as given; these replace them. Nothing at or after `until` is read, and no action
+of a held-out user, so that neither the evaluation period nor the evaluated users can leak into the model's input.
 
 Chosen: PPMI of windowed pin-pin counts, then a truncated SVD (SciPy's ARPACK).
 - Two pins at distance d in a user's list count window_actions + 1 - d, as in word2vec's dynamic window: the
@@ -36,14 +36,19 @@ from scipy.sparse.linalg import norm as sparse_norm
 from scipy.sparse.linalg import svds
 
 from pf_core.errors import PipelineError
+from pf_core.hashing import is_held_out
 
 MAX_WINDOW_ACTIONS = 40  # time and spilled bytes grow with the window; past 20 little is gained
 
 SVD_TOLERANCE = 1e-3  # the neighbours were those of full precision, in two thirds of the time
 
+HASHED_AT_ONCE = 1 << 16  # users whose hash is computed at a time
+
 MIN_CAPTURED = 1e-3  # share of a row's norm that the SVD keeps; below it, a unit vector would be noise
 
 Actions = tuple[list[str], datetime]  # files and `until`: the two parameters of a query on actions
+
+IS_COUNTED = "ts < ? AND user_id NOT IN (SELECT user_id FROM held_out)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +63,7 @@ class CoengagementConfig:
     context_smoothing: float = 0.5  # 0: all contexts alike, 1: as frequent as they are
     singular_power: float = 0.75  # near 0: all directions alike, 1: as strong as they are
     seed: int = 0
+    held_out_share: float = 0.0  # share of users, by hash, whose actions are not counted
 
     def __post_init__(self) -> None:
         least = {"dim": 1, "window_actions": 1, "min_count": 1, "max_pins": self.dim + 1, "max_pairs": 1}
@@ -70,6 +76,8 @@ class CoengagementConfig:
             raise ValueError(f"context_smoothing is {self.context_smoothing}: take 0 to 1")
         if not 0 < self.singular_power <= 1:
             raise ValueError(f"singular_power is {self.singular_power}: take more than 0, at most 1")
+        if not 0 <= self.held_out_share < 1:
+            raise ValueError(f"held_out_share is {self.held_out_share}: take 0 or more, less than 1")
 
 
 @dataclass(frozen=True)
@@ -81,8 +89,9 @@ class PinVectors:
     """
 
     table: pa.Table
-    num_actions: int  # before `until`
-    num_pins_seen: int
+    num_actions: int  # before `until`, without those of held-out users
+    num_actions_kept: int  # actions on pins with a vector
+    num_pins_seen: int  # pins of these actions
     num_pins_kept: int
     num_pins_rare: int  # fewer than `min_count` users
     num_pins_over_limit: int  # beyond `max_pins`
@@ -99,11 +108,11 @@ def learn_pin_vectors(
     memory_limit: str = "2GB",
     temp_dir: Path,
 ) -> PinVectors:
-    """Learn vectors from the actions before `until` (exclusive); the same actions give the same bytes.
+    """Learn vectors from the training users' actions before `until` (exclusive); the same actions give the same bytes.
 
     `memory_limit` is DuckDB's, for counting; the SVD's memory is bounded by `max_pins` and `max_pairs`.
     """
-    pin_id, counts, tallies = count_pairs(action_files, until, config, memory_limit, temp_dir)
+    pin_id, num_actions, counts, tallies = count_pairs(action_files, until, config, memory_limit, temp_dir)
     ppmi = compute_ppmi(counts, config.context_smoothing)
     num_connected = int(np.count_nonzero(np.diff(ppmi.indptr)))
     if num_connected <= config.dim:
@@ -118,6 +127,7 @@ def learn_pin_vectors(
     table = pa.table({"pin_id": pin_id.filter(pa.array(has_vector)), "feature": vectors})
     return PinVectors(
         table=table.combine_chunks(),
+        num_actions_kept=int(num_actions[has_vector].sum()),
         num_pins_kept=num_pins_kept,
         num_pins_without_vector=len(pin_id) - num_pins_kept,
         **tallies,
@@ -130,11 +140,11 @@ def count_pairs(
     config: CoengagementConfig,
     memory_limit: str,
     temp_dir: Path,
-) -> tuple[pa.ChunkedArray, csr_array, dict[str, int]]:
+) -> tuple[pa.ChunkedArray, np.ndarray, csr_array, dict[str, int]]:
     """Sum window_actions + 1 - distance over the pairs of pins in each user's ascending list of actions.
 
     A list holds the chosen pins only, and a pin that follows itself counts once. Returns the chosen pins,
-    ascending, their symmetric counts (the diagonal is empty), and the tallies of PinVectors.
+    ascending, their numbers of actions, their symmetric counts (the diagonal is empty), and the tallies of PinVectors.
     """
     if not action_files:
         raise PipelineError("there are no action files to learn pin vectors from")
@@ -146,17 +156,21 @@ def count_pairs(
         settings = {"memory_limit": memory_limit, "temp_directory": scratch}
         with duckdb.connect(str(Path(scratch) / "counts.duckdb"), config=settings) as db:
             db.execute("SET preserve_insertion_order = false")
+            db.execute("SET enable_progress_bar = false")  # it would be printed among the output of a command
+            _hold_out(db, actions, config.held_out_share)
             tallies = _choose_pins(db, actions, config)
             if tallies["num_actions"] == 0:
                 raise PipelineError(
-                    f"no action is earlier than {until.isoformat()}, so no pin vectors can be learned",
-                    "set a later `until`, or add the logs of earlier days",
+                    f"no action of a training user is earlier than {until.isoformat()}, so no pin vectors can be "
+                    "learned",
+                    "set a later `until` or a smaller training.held_out_share, or add the logs of earlier days",
                 )
             tallies["num_pairs_seen"] = _sum_pairs(db, actions, config)
-            pin_id = db.sql("SELECT pin_id FROM pins ORDER BY pin_row").to_arrow_table()["pin_id"]
+            pins = db.sql("SELECT pin_id, num_actions FROM pins ORDER BY pin_row").to_arrow_table()
+            pin_id, num_actions = pins["pin_id"], pins["num_actions"].to_numpy()
             counts = _read_pairs(db, len(pin_id), config.max_pairs)
     tallies["num_pins_over_limit"] = tallies["num_pins_seen"] - tallies["num_pins_rare"] - len(pin_id)
-    return pin_id, counts, tallies | {"num_pairs": counts.nnz // 2}
+    return pin_id, num_actions, counts, tallies | {"num_pairs": counts.nnz // 2}
 
 
 def compute_ppmi(counts: csr_array, context_smoothing: float) -> csr_array:
@@ -173,20 +187,36 @@ def compute_ppmi(counts: csr_array, context_smoothing: float) -> csr_array:
     return ppmi
 
 
+def _hold_out(db: DuckDBPyConnection, actions: Actions, share: float) -> None:
+    """Create table held_out(user_id). Users are hashed batch by batch: their number is bounded by the disk only."""
+    db.execute("CREATE TABLE held_out AS SELECT user_id FROM read_parquet(?) LIMIT 0", [actions[0]])
+    if share == 0:
+        return
+    with db.cursor() as reader:  # a connection runs one query at a time
+        reader.execute("SET enable_progress_bar = false")
+        users = reader.sql("SELECT DISTINCT user_id FROM read_parquet(?) WHERE ts < ?", params=list(actions))
+        for batch in users.to_arrow_reader(HASHED_AT_ONCE):
+            user_id = batch.column(0)
+            db.register("chosen", pa.table({"user_id": user_id.filter(pa.array(is_held_out(user_id, share)))}))
+            db.execute("INSERT INTO held_out FROM chosen")
+            db.unregister("chosen")
+
+
 def _choose_pins(db: DuckDBPyConnection, actions: Actions, config: CoengagementConfig) -> dict[str, int]:
-    """Create table pins(pin_id, pin_row), numbered by pin_id; return the numbers of actions and pins seen."""
+    """Create table pins(pin_id, num_actions, pin_row), numbered by pin_id; return the numbers of what was seen."""
     db.execute(
-        """
+        f"""
         CREATE TABLE seen AS SELECT pin_id, count(*) AS num_users, sum(num_actions) AS num_actions
-        FROM (SELECT pin_id, user_id, count(*) AS num_actions FROM read_parquet(?) WHERE ts < ? GROUP BY ALL)
+        FROM (SELECT pin_id, user_id, count(*) AS num_actions FROM read_parquet(?) WHERE {IS_COUNTED} GROUP BY ALL)
         GROUP BY pin_id
         """,
         actions,
     )
     db.execute(
         """
-        CREATE TABLE pins AS SELECT pin_id, (row_number() OVER (ORDER BY pin_id) - 1)::INTEGER AS pin_row
-        FROM (SELECT pin_id FROM seen WHERE num_users >= ? ORDER BY num_users DESC, pin_id LIMIT ?)
+        CREATE TABLE pins AS
+        SELECT pin_id, num_actions::BIGINT AS num_actions, (row_number() OVER (ORDER BY pin_id) - 1)::INTEGER AS pin_row
+        FROM (SELECT pin_id, num_actions FROM seen WHERE num_users >= ? ORDER BY num_users DESC, pin_id LIMIT ?)
         """,
         [config.min_count, config.max_pins],
     )
@@ -205,7 +235,7 @@ def _sum_pairs(db: DuckDBPyConnection, actions: Actions, config: CoengagementCon
     db.execute(
         f"""
         CREATE TABLE pairs AS WITH actions AS (
-            SELECT user_id, ts, pin_row FROM read_parquet(?) JOIN pins USING (pin_id) WHERE ts < ?
+            SELECT user_id, ts, pin_row FROM read_parquet(?) JOIN pins USING (pin_id) WHERE {IS_COUNTED}
         ), moves AS (
             SELECT * FROM actions
             QUALIFY lag(pin_row) OVER (PARTITION BY user_id ORDER BY ts, pin_row) IS DISTINCT FROM pin_row

@@ -3,7 +3,8 @@
 A dated catalogue is incremental: a day adds its pins to those of the day before, and the newest row of a pin counts. A
 day is not rebuilt if neither its files nor the day before changed. An undated catalogue, a matrix, and vectors learned
 from co-engagement are read as a whole: a day whose inputs did not change shares the version of an earlier day. Learned
-vectors exist from the day before `until` on: an earlier partition would contain knowledge of its future.
+vectors exist from the day before `until` on: an earlier partition would contain knowledge of its future. They are
+learned from the training users' actions only: held-out users, whom training never sees, are left out by their hash.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ from pf_core.logs.partition import bucket_files, require_manifest
 from pf_core.logs.quarantine import Quarantine
 from pf_core.logs.readers import find_files
 from pf_core.pins.catalogue import UNKNOWN_INTEREST, Catalogue, QuarantinedRow, read_catalogue, read_matrix
-from pf_core.pins.coengagement import CoengagementConfig, learn_pin_vectors
+from pf_core.pins.coengagement import CoengagementConfig, PinVectors, learn_pin_vectors
 from pf_core.progress import Progress
 from pf_core.schemas import id_arrow_type
 from pf_core.storage.cache import fetched
@@ -177,6 +178,7 @@ def _fingerprint_inputs(site: Site, ds: str) -> str:
     if isinstance(pins.vectors, NpyVectors):
         files += [site.log_root / pins.vectors.npy, site.log_root / pins.vectors.ids]
     if isinstance(pins.vectors, LearnedVectors):
+        parts.append({"held_out_share": site.training.held_out_share})
         first_ds = shift_ds(pins.vectors.until, -1)
         if ds < first_ds:
             raise PipelineError(
@@ -233,16 +235,32 @@ def _read_whole(site: Site, progress: Progress) -> Catalogue:
 def _learn(site: Site, vectors: LearnedVectors, temp_dir: Path, progress: Progress) -> pa.Table:
     days = ds_range(site.start_ds, shift_ds(vectors.until, -1))
     files = [fetched(path) for ds in days for path in bucket_files(site, ds).values()]
-    progress(f"learning pin vectors from {len(days)} days of co-engagement")
+    progress(f"learning pin vectors from {len(days)} days of the training users' co-engagement")
     learned = learn_pin_vectors(
         files,
         until=ds_start(vectors.until),
-        config=CoengagementConfig(**vectors.model_dump(exclude={"until"})),
+        config=CoengagementConfig(**vectors.model_dump(exclude={"until"}), held_out_share=site.training.held_out_share),
         memory_limit=f"{site.engine.memory_mb}MB",
         temp_dir=temp_dir,
     )
-    progress(f"learned vectors for {learned.num_pins_kept:,} of {learned.num_pins_seen:,} pins")
+    progress(_describe_learned(learned, vectors))
     return learned.table
+
+
+def _describe_learned(learned: PinVectors, vectors: LearnedVectors) -> str:
+    """Return how many pins and actions have a learned vector, and the keys of the site file that change it."""
+    left_out = [
+        f"{learned.num_pins_rare:,} pins have fewer than source.pins.vectors.min_count={vectors.min_count} users",
+        f"{learned.num_pins_over_limit:,} are beyond source.pins.vectors.max_pins={vectors.max_pins}",
+        f"{learned.num_pins_without_vector:,} share no user with another such pin often enough",
+    ]
+    counts = (learned.num_pins_rare, learned.num_pins_over_limit, learned.num_pins_without_vector)
+    reasons = [reason for reason, num_pins in zip(left_out, counts, strict=True) if num_pins]
+    return (
+        f"learned vectors for {learned.num_pins_kept:,} of {learned.num_pins_seen:,} pins, which have "
+        f"{learned.num_actions_kept / learned.num_actions:.1%} of the training users' {learned.num_actions:,} actions "
+        f"before {vectors.until}" + (f"; without a vector: {', '.join(reasons)}" if reasons else "")
+    )
 
 
 def _publish(

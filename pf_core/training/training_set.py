@@ -4,9 +4,9 @@ Examples are sampled on the fly, so the set holds whole timelines, as flat array
 All arrays are memory-mapped: processes share them, and the corpus needs no RAM.
 
 The set is a function of user_timelines[cut_ds], pin_features[cut_ds], the deletion list and the site file; nothing in
-it is later than the cut. Users are held out by hash: they evaluate a model and never train it; not even their words
-enter the vocabularies. (Pin vectors learned from co-engagement, where a site has none of its own, use the actions of
-all users before their `until`.) The fingerprint depends only on the content: the same data has the same fingerprint.
+it is later than the cut. Users are held out by hash: they evaluate a model and never train it. Their words do not enter
+the vocabularies, nor their actions the pin vectors that are learned from co-engagement, where a site has none of its
+own. The fingerprint depends only on the content: the same data has the same fingerprint.
 
 Publishing a set removes the previous one. A job that has the previous set open continues to read it (Linux keeps the
 files that a process has mapped), but it cannot be opened again.

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 from pf_core.config.site import Site
 from pf_core.config.source import NpyVectors, PinsSource
+from pf_core.config.training import TrainingConfig
 from pf_core.days import ds_range
 from pf_core.engine.daily_state import Manifest
 from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
+from pf_core.hashing import is_held_out
 from pf_core.logs.ingest import ingest_days
 from pf_core.pins.catalogue import Catalogue, read_catalogue, read_matrix
 from pf_core.pins.checks import judge_coverage
@@ -658,6 +660,41 @@ def test_learned_vectors_are_independent_of_later_actions(tmp_path: Path) -> Non
     for ds in DAYS[2:4]:
         assert pins_of(late, ds) == pins_of(early, DAYS[2])
         assert 777 not in pins_of(late, ds)
+
+
+def test_learned_vectors_are_independent_of_held_out_users(tmp_path: Path) -> None:
+    ids = pa.array(range(100, 200))
+    held_out = ids.filter(pa.array(is_held_out(ids, 0.1))).to_pylist()
+    sites = [learning_site(tmp_path / name) for name in ("without", "with")]
+    log = sites[1].log_root / "actions.csv"
+    planted = [f"{user},{pin},{DAYS[1]}T15:00:00Z\n" for user in held_out for pin in (0, 100, 2, 102, 777)]
+    log.write_text(log.read_text() + "".join(planted))
+    for site in sites:
+        ingest(site, *DAYS[:3])
+        build(site, DAYS[2])
+    assert pins_of(sites[1], DAYS[2]) == pins_of(sites[0], DAYS[2])
+    nobody = TrainingConfig(held_out_share=0.0)
+    manifests = build(sites[1].model_copy(update={"training": nobody}), DAYS[2])  # the share is one of the inputs
+    assert manifests[0]["counts"]["pins"] == 8 + 1
+    assert pins_of(sites[1], DAYS[2]) != pins_of(sites[0], DAYS[2])
+
+
+def test_learning_reports_the_share_of_actions_and_the_key(tmp_path: Path) -> None:
+    site = learning_site(tmp_path)
+    log = site.log_root / "actions.csv"
+    (trained,) = [user for user in range(12, 14) if not is_held_out(pa.array([user]), 0.1)[0]][:1]
+    log.write_text(log.read_text() + "".join(f"{trained},{pin},{DAYS[0]}T15:00:00Z\n" for pin in range(900, 910)))
+    ingest(site, *DAYS[:3])
+    messages: list[str] = []
+    engine = LocalEngine(num_workers=1, memory_mb=64, temp_dir=site.directory / "temp")
+    list(build_pin_features(site, [DAYS[2]], engine=engine, progress=messages.append))
+    num_trained = int((~is_held_out(pa.array(range(12)), 0.1)).sum())
+    num_kept, num_actions = num_trained * 9, num_trained * 9 + 10
+    assert messages[1] == (
+        f"learned vectors for 8 of 18 pins, which have {num_kept / num_actions:.1%} of the training users' "
+        f"{num_actions} actions before {UNTIL}; without a vector: 10 pins have fewer than "
+        "source.pins.vectors.min_count=2 users"
+    )
 
 
 def test_learning_needs_every_day_before_it(tmp_path: Path) -> None:

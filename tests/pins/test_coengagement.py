@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from pf_core.errors import PipelineError
+from pf_core.hashing import is_held_out
 from pf_core.pins.coengagement import CoengagementConfig, PinVectors, compute_ppmi, count_pairs, learn_pin_vectors
 from pf_core.schemas import TIMESTAMP
 
@@ -60,7 +61,7 @@ def learn(files: Sequence[Path], tmp_path: Path, **options: Any) -> PinVectors:
 def count(actions: Sequence[Action], tmp_path: Path, **options: Any) -> tuple[list[Any], np.ndarray, dict[str, int]]:
     file = write_actions(tmp_path / "actions.parquet", actions)
     config = CoengagementConfig(**({"dim": 2, "min_count": 1} | options))
-    pin_id, counts, tallies = count_pairs([file], UNTIL, config, "200MB", tmp_path / "spill")
+    pin_id, _, counts, tallies = count_pairs([file], UNTIL, config, "200MB", tmp_path / "spill")
     return pin_id.to_pylist(), counts.toarray(), tallies
 
 
@@ -82,6 +83,35 @@ def test_pins_of_a_community_are_close_and_others_far(tmp_path: Path) -> None:
     assert learned.num_pins_kept == NUM_COMMUNITIES * PINS_EACH
     assert cosine[same].min() > 0.5
     assert np.abs(cosine[~same]).max() < 0.05
+
+
+@pytest.mark.parametrize("string_ids", [False, True])
+def test_actions_of_held_out_users_change_nothing(tmp_path: Path, string_ids: bool) -> None:
+    def name(number: int) -> Any:
+        return f"{number:04d}" if string_ids else number
+
+    actions = [(name(user), name(pin), hour) for user, pin, hour in planted_actions()]
+    ids = pa.array([name(user) for user in range(3000)])
+    held_out = ids.filter(pa.array(is_held_out(ids, 0.1))).to_pylist()
+    assert len(held_out) > 200
+    trained = [action for action in actions if action[0] not in held_out]
+    assert len(trained) < len(actions)
+    planted = [(user, name(pin), float(hour)) for user in held_out for hour, pin in enumerate((0, 17, 31, 999))]
+    without = write_actions(tmp_path / "without.parquet", trained, string_ids=string_ids)
+    with_planted = write_actions(tmp_path / "with.parquet", [*actions, *planted], string_ids=string_ids)
+    expected = learn([without], tmp_path, held_out_share=0.1)
+    learned = learn([with_planted], tmp_path, held_out_share=0.1)
+    assert learned == expected
+    assert features(learned).tobytes() == features(expected).tobytes()
+    assert expected.num_actions == len(trained)
+    assert learn([with_planted], tmp_path, held_out_share=0.0).num_actions == len(actions) + len(planted)
+
+
+def test_actions_on_pins_with_a_vector_are_counted(tmp_path: Path) -> None:
+    rare: list[Action] = [(1000 + user, 500, 100.0 + hour) for user in range(4) for hour in range(3)]
+    learned = learn([write_actions(tmp_path / "actions.parquet", [*planted_actions(), *rare])], tmp_path)
+    assert learned.num_actions_kept == len(planted_actions())
+    assert learned.num_actions == len(planted_actions()) + 4 * 3
 
 
 def test_table_is_typed_sorted_and_unit_norm(tmp_path: Path) -> None:
@@ -243,7 +273,7 @@ def test_many_pins_and_one_heavy_user(tmp_path: Path) -> None:
     num_pins, window = 60_000, 3
     file = write_actions(tmp_path / "actions.parquet", [(1, pin, pin / num_pins) for pin in range(num_pins)])
     config = CoengagementConfig(min_count=1, window_actions=window)
-    pin_id, counts, tallies = count_pairs([file], UNTIL, config, "200MB", tmp_path / "spill")
+    pin_id, _, counts, tallies = count_pairs([file], UNTIL, config, "200MB", tmp_path / "spill")
     assert len(pin_id) == num_pins
     assert tallies["num_pairs"] == window * num_pins - (1 + 2 + 3)
     assert counts.sum() == 2 * (3 * (num_pins - 1) + 2 * (num_pins - 2) + 1 * (num_pins - 3))
@@ -276,7 +306,7 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="no action files"):
         learn([], tmp_path)
     late = write_actions(tmp_path / "late.parquet", [(1, 1, 24.0 * 10)])
-    with pytest.raises(PipelineError, match=r"no action is earlier than 2026-01-11T00:00:00\+00:00"):
+    with pytest.raises(PipelineError, match=r"no action of a training user is earlier than 2026-01-11T00:00:00\+00:00"):
         learn([late], tmp_path)
     naive = UNTIL.replace(tzinfo=None)
     with pytest.raises(PipelineError, match="has no time zone"):

@@ -1,0 +1,304 @@
+"""Our rows of the benchmark: the product's stages on a log, training within a budget, and exact lists."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pf_core.benchmark.log import LIST_LENGTH, BenchmarkLog, RankedLists
+from pf_core.benchmark.ours import (
+    MEASURED_SHARE,
+    MEASURED_STEPS,
+    MEASURED_USERS,
+    MIN_STEPS,
+    SAFETY,
+    OurResult,
+    actions_without_vector,
+    content_vectors,
+    fit_to_budget,
+    our_lists,
+    positives_without_vector,
+)
+from pf_core.benchmark.reading import read_log
+from pf_core.benchmark.stages import benchmark_site, build_pins, cut_of_log, ingest_log, prepare_training_set
+from pf_core.config.site import Site
+from pf_core.config.training import TrainConfig, demo, paper
+from pf_core.embeddings.inference import cut_sequences, embed, encode_timelines
+from pf_core.engine.local import LocalEngine
+from pf_core.errors import PipelineError
+from pf_core.hashing import is_held_out
+from pf_core.logs.partition import bucket_files
+from pf_core.model.checkpoint import load_model
+from pf_core.model.device import single_threaded
+from pf_core.pins.features import pin_state, read_pin_features
+from pf_core.pins.packed import open_pins, pack_pins
+from pf_core.timelines.build import read_bucket, timeline_state
+from pf_core.training.training_set import latest_training_set, open_training_set
+from tests.support.shop import CUT_DS, DAYS, HELD_OUT_SHARE, NUM_PINS, NUM_USERS, Row, shop_actions, write_shop
+
+IDS = pa.array(range(NUM_USERS))
+HELD_OUT = IDS.filter(pa.array(is_held_out(IDS, HELD_OUT_SHARE))).to_pylist()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    with single_threaded():  # two threads wait for each other longer than a tiny model computes
+        yield
+
+
+def silent(message: str) -> None:
+    pass
+
+
+def engine_in(folder: Path) -> LocalEngine:
+    return LocalEngine(num_workers=1, memory_mb=64, temp_dir=folder / "tmp")
+
+
+def run_stages(site: Site, folder: Path) -> Site:
+    site = benchmark_site(site, folder / "cache")
+    engine = engine_in(folder)
+    ingest_log(site, engine=engine, progress=silent)
+    site, note = build_pins(site, CUT_DS, engine=engine, progress=silent)
+    assert note is None
+    return site
+
+
+def run_ours(folder: Path, rows: list[Row]) -> tuple[Site, BenchmarkLog, OurResult]:
+    site = run_stages(write_shop(folder, rows), folder)
+    log = read_log(site, name="shop", cut_ds=CUT_DS, num_days=3, progress=silent)
+    result = our_lists(
+        site,
+        log,
+        preset=None,
+        seed=0,
+        budget_s=600,
+        engine=engine_in(folder),
+        folder=folder / "model",
+        progress=silent,
+    )
+    return site, log, result
+
+
+RARE: list[Row] = [
+    (HELD_OUT[0], "rare", DAYS[2], 7200 * 5),  # one user: no vector
+    (HELD_OUT[0], "rare", DAYS[10], 7200 * 5),
+    (HELD_OUT[1], "new", DAYS[11], 7200 * 5),  # not in the index
+]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Site, BenchmarkLog, OurResult, Path]:
+    folder = tmp_path_factory.mktemp("ours")
+    return *run_ours(folder, [*shop_actions(), *RARE]), folder
+
+
+def list_of(lists: RankedLists, user: int) -> tuple[list[int], np.ndarray]:
+    theirs = slice(lists.offsets_U[user], lists.offsets_U[user + 1])
+    return lists.pin[theirs].tolist(), lists.score[theirs]
+
+
+def test_lists_are_those_of_the_vectors_that_serving_stores(
+    made: tuple[Site, BenchmarkLog, OurResult, Path],
+) -> None:
+    site, log, result, folder = made
+    (path,) = (folder / "model").glob("*/model")
+    model, description = load_model(path)
+    pins = open_pins(pack_pins(site, pin_state(site).require(CUT_DS), silent))
+    tables = [read_bucket(timeline_state(site), CUT_DS, bucket) for bucket in range(2)]
+    served = {}
+    for table in tables:
+        sequences = cut_sequences(encode_timelines(table, pins, description), description["model"]["sequence_length"])
+        vectors, _ = embed(model, sequences, np.arange(len(sequences.user_ids)), pins, num_threads=1)
+        served |= dict(zip(sequences.user_ids.to_pylist(), vectors, strict=True))
+    features = read_pin_features(site, CUT_DS, ["pin_id", "feature"]).sort_by("pin_id").to_pylist()
+    import torch
+
+    with torch.no_grad():
+        pin_ND = model.embed_pins(torch.tensor([pin["feature"] for pin in features])).numpy()
+    row_N = np.array([log.pin_ids.to_pylist().index(pin["pin_id"]) for pin in features])
+    assert len(log.test_user_ids) == len(result.lists.offsets_U) - 1 > 5
+    for number, user in enumerate(log.test_user_ids.to_pylist()):
+        listed, score = list_of(result.lists, number)
+        expected = pin_ND @ served[user]
+        assert len(listed) == len(row_N)  # fewer pins than LIST_LENGTH
+        np.testing.assert_allclose(score, np.sort(expected)[::-1], atol=1e-5)
+        np.testing.assert_allclose(score, expected[[row_N.tolist().index(pin) for pin in listed]], atol=1e-5)
+        assert (np.diff(score) <= 0).all()
+
+
+def test_what_has_no_vector_is_counted(made: tuple[Site, BenchmarkLog, OurResult, Path]) -> None:
+    site, log, result, _ = made
+    num_positives = len(log.positive_pin_P) + 1
+    assert log.num_unaskable_U.sum() == 1
+    assert result.share_of_positives_without_vector == pytest.approx(2 / num_positives)
+    assert result.share_of_actions_without_vector == pytest.approx(1 / len(log.past.pin))
+    vectors = content_vectors(site, log)
+    rare = log.pin_ids.to_pylist().index("rare")
+    has_vector = ~np.isnan(vectors).any(axis=1)
+    assert np.flatnonzero(~has_vector).tolist() == [rare]
+    assert vectors.shape == (NUM_PINS + 1, 4)
+    data = open_training_set(latest_training_set(site))
+    assert vectors[has_vector].tobytes() == data.pin_feature.tobytes()
+    nobody = replace(log, positive_user_P=log.positive_user_P[:0], positive_pin_P=log.positive_pin_P[:0])
+    assert positives_without_vector(nobody, has_vector) == 1.0
+    assert actions_without_vector(log, has_vector) == result.share_of_actions_without_vector
+    assert result.note == "20 steps"
+    assert (result.settings["preset"], result.settings["num_layers"], result.settings["num_steps"]) == ("tiny", 1, 20)
+
+
+def test_a_user_without_a_usable_action_has_an_empty_list(tmp_path: Path) -> None:
+    lonely = next(user for user in HELD_OUT if user > 2)
+    rows = [row for row in shop_actions() if row[0] != lonely]
+    rows += [(lonely, "rare", DAYS[3], 0), (lonely, "p01", DAYS[10], 0)]
+    _, log, result = run_ours(tmp_path, rows)
+    number = log.test_user_ids.to_pylist().index(lonely)
+    assert list_of(result.lists, number)[0] == []
+    assert (np.diff(result.lists.offsets_U) > 0).sum() == len(log.test_user_ids) - 1
+    assert result.note == "20 steps, 1 test users without an embedding have an empty list"
+
+
+def test_no_action_of_a_test_user_reaches_the_model(tmp_path: Path) -> None:
+    """Vectors, vocabularies and weights are the same, bit for bit, whatever test users do before or after the cut."""
+    rows = shop_actions()
+    planted = [(user, f"p{pin:02d}", ds, 60 * pin) for user in HELD_OUT for pin in range(20) for ds in DAYS]
+    trained = next(user for user in range(NUM_USERS) if user not in HELD_OUT)
+    later = [(user, "p00", DAYS[-1], 60 * user) for user in range(NUM_USERS)]
+    found = [(trained, f"p{pin:02d}", DAYS[4], 60 * pin) for pin in range(20)]
+    weights = {}
+    for name, added in {"plain": [], "planted": [*planted, *later], "found": found}.items():
+        run_ours(tmp_path / name, [*rows, *added])
+        (path,) = (tmp_path / name / "model").glob("*/model/model.safetensors")
+        weights[name] = path.read_bytes()
+    assert weights["planted"] == weights["plain"]
+    assert weights["found"] != weights["plain"]  # the same actions of a training user do reach it
+
+
+def test_lists_are_long_enough_for_both_questions(tmp_path: Path) -> None:
+    rows = shop_actions()
+    many = [(user, f"q{pin:03d}", DAYS[user % 5], 30 * pin) for user in range(NUM_USERS) for pin in range(0, 120, 2)]
+    _, log, result = run_ours(tmp_path, [*rows, *many])
+    seen = [len(set(log.past.pin[log.past.user == user].tolist())) for user in range(len(log.test_user_ids))]
+    assert np.diff(result.lists.offsets_U).tolist() == [
+        min(LIST_LENGTH + num_seen, len(log.pin_ids)) for num_seen in seen
+    ]
+
+
+# Training within a budget
+
+
+class Clock:
+    """Seconds of a step, in proportion to its users above a fixed time; remembers what is measured."""
+
+    def __init__(self, *, fixed_s: float = 1.0, user_s: float = 0.1) -> None:
+        self.fixed_s, self.user_s, self.measured = fixed_s, user_s, list[int]()
+
+    def __call__(self, config: TrainConfig) -> float:
+        self.measured.append(config.batch_users)
+        return self.fixed_s + self.user_s * config.batch_users
+
+
+def test_a_budget_that_suffices_changes_nothing_but_what_is_measured() -> None:
+    config = fit_to_budget(demo(), Clock(fixed_s=0, user_s=1e-6), budget_s=600, num_test_users=10)
+    steps = demo().optimizer.num_steps
+    assert config == demo().model_copy(update={"evaluate_every": steps, "checkpoint_every": steps})
+
+
+def test_fewer_steps_with_a_shorter_warm_up() -> None:
+    clock = Clock(fixed_s=0.02, user_s=0.01)
+    config = fit_to_budget(demo(), clock, budget_s=600, num_test_users=30)
+    assert clock.measured == [MEASURED_USERS, 128]
+    steps = int((SAFETY * 600 - 30 * 0.01 / 3) / (0.02 + 0.01 * 128))
+    assert MIN_STEPS < steps < 1000
+    assert (config.optimizer.num_steps, config.batch_users) == (steps, 128)
+    assert config.optimizer.warmup_steps == round(100 * steps / 1000)
+
+
+def test_smaller_batches_before_too_few_steps() -> None:
+    clock = Clock(fixed_s=0.5, user_s=0.05)
+    config = fit_to_budget(paper(), clock, budget_s=106, num_test_users=1)
+    affordable = int(MEASURED_SHARE * 106 / ((1 + MEASURED_STEPS) * (0.5 + 4 * 0.05) / 4))
+    assert clock.measured == [MEASURED_USERS, affordable]  # a step of 1,024 users takes half of the budget
+    left_s = SAFETY * 106 - 0.05 / 3
+    assert config.batch_users == int((left_s / MIN_STEPS - 0.5) / 0.05)
+    assert config.optimizer.num_steps == int(left_s / (0.5 + 0.05 * config.batch_users))
+    assert config.model == paper().model
+
+
+def test_one_measurement_counts_as_the_users_time() -> None:
+    clock = Clock(fixed_s=4.0, user_s=1.0)
+    config = fit_to_budget(paper(), clock, budget_s=105, num_test_users=0)
+    assert clock.measured == [MEASURED_USERS]
+    assert config.batch_users == MEASURED_USERS
+    assert config.optimizer.num_steps == int(SAFETY * 105 / (4.0 + 4 * 1.0))
+
+
+def test_a_budget_for_not_even_a_step() -> None:
+    with pytest.raises(PipelineError, match=r"budget of 10 s does not suffice: a step of 4 users takes 20\.0 s"):
+        fit_to_budget(paper(), Clock(fixed_s=0, user_s=5.0), budget_s=10, num_test_users=1)
+    with pytest.raises(PipelineError, match=r"embedding the 1,000 test users about 1667 s"):
+        fit_to_budget(paper(), Clock(fixed_s=0, user_s=5.0), budget_s=600, num_test_users=1000)
+
+
+# Stages
+
+
+def test_the_sites_own_data_folder_is_left_alone(made: tuple[Site, BenchmarkLog, OurResult, Path]) -> None:
+    site, _, _, folder = made
+    assert not (folder / "data").exists()
+    assert site.directory.is_relative_to(folder / "cache")
+
+
+def test_a_changed_log_gets_another_folder(tmp_path: Path) -> None:
+    first = benchmark_site(write_shop(tmp_path), tmp_path / "cache")
+    assert benchmark_site(write_shop(tmp_path, end_ds=DAYS[-2]), tmp_path / "cache").data_dir != first.data_dir
+    longer = benchmark_site(write_shop(tmp_path, [*shop_actions(), (1, "p01", DAYS[0], 0)]), tmp_path / "cache")
+    assert longer.data_dir != first.data_dir
+    assert benchmark_site(write_shop(tmp_path / "other"), tmp_path / "cache").data_dir != first.data_dir
+
+
+def test_only_missing_days_are_ingested(tmp_path: Path) -> None:
+    site = benchmark_site(write_shop(tmp_path), tmp_path / "cache")
+    assert ingest_log(site, engine=engine_in(tmp_path), progress=silent) == DAYS
+    stamps = {path: path.stat().st_mtime_ns for path in site.directory.rglob("bucket-*.parquet")}
+    num_rows = sum(pq.read_metadata(path).num_rows for ds in DAYS for path in bucket_files(site, ds).values())
+    assert num_rows == len(set(shop_actions()))
+    assert ingest_log(site, engine=engine_in(tmp_path), progress=silent) == DAYS
+    assert {path: path.stat().st_mtime_ns for path in site.directory.rglob("bucket-*.parquet")} == stamps
+
+
+def test_the_cut_is_a_quarter_of_a_short_log(tmp_path: Path) -> None:
+    site = write_shop(tmp_path)
+    assert cut_of_log(site, DAYS) == (CUT_DS, 12 // 4, "by default, for a log of 12 days")
+    assert cut_of_log(site, DAYS[:2])[:2] == (DAYS[0], 1)
+    chosen = site.training.model_validate({**site.training.model_dump(exclude_unset=True), "evaluation_days": 5})
+    site = site.model_copy(update={"training": chosen})
+    assert cut_of_log(site, DAYS) == (DAYS[6], 5, "training.evaluation_days in the site file")
+    with pytest.raises(PipelineError, match=r"has 5 days, and 5 of them are to evaluate"):
+        cut_of_log(site, DAYS[:5])
+    with pytest.raises(PipelineError, match=r"has 1 days, and 1 of them"):
+        cut_of_log(write_shop(tmp_path), DAYS[:1])
+
+
+def test_vectors_are_never_learned_from_days_after_the_cut(tmp_path: Path) -> None:
+    site = write_shop(tmp_path)
+    late = site.source.pins.vectors.model_copy(update={"until": DAYS[11]})
+    source = site.source.model_copy(update={"pins": site.source.pins.model_copy(update={"vectors": late})})
+    site = benchmark_site(site.model_copy(update={"source": source}), tmp_path / "cache")
+    ingest_log(site, engine=engine_in(tmp_path), progress=silent)
+    site, note = build_pins(site, CUT_DS, engine=engine_in(tmp_path), progress=silent)
+    assert note == (
+        f"Pin vectors are learned from the actions before {DAYS[9]}; the site file's `until`, {DAYS[11]}, is after the "
+        "cut."
+    )
+    assert pin_state(site).days() == [CUT_DS]
+    first = prepare_training_set(site, CUT_DS, engine=engine_in(tmp_path), progress=silent)
+    assert prepare_training_set(site, CUT_DS, engine=engine_in(tmp_path), progress=silent) == first
+
+
+def test_a_log_without_a_last_day(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match=r"has no end_ds, and its log has no file for each day.*add `end_ds"):
+        benchmark_site(write_shop(tmp_path, end_ds=None), tmp_path / "cache")
