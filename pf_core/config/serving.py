@@ -57,6 +57,9 @@ class StoreConfig(Strict):
 class PromotionConfig(Strict):
     """When a candidate model becomes champion: it may lose at most a share of the champion's metrics."""
 
+    first: Literal["always", "only_if_better"] = "always"
+    """What happens with the first model: always promote it, or only if it beats the baselines in the question of
+    all positives."""
     recall_tolerance: float = Field(default=0.02, ge=0, le=1)
     """Share of the champion's recall that a candidate may lose. A larger loss that chance explains, by the 95 %
     interval of the difference over users, does not count."""

@@ -19,6 +19,10 @@ QuestionName = Literal["all", "discovery"]
 the candidates, and only positives on pins that are new to the user count."""
 
 
+ORACLES = ("pinnersage_5", "pinnersage_20")
+"""Baselines that choose their best vector for each positive, which nothing that is served can do: upper bounds."""
+
+
 class MetricSummary(TypedDict):
     """Metrics of one embedder at one frequency, over all evaluated users.
 
