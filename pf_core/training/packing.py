@@ -53,6 +53,8 @@ class PackedBucket(TypedDict):
     """Users on the deletion list."""
     no_feature: int
     """Actions on pins without a feature."""
+    held_out_no_feature: int
+    """Those of held-out users."""
     vocabularies: Vocabularies
 
 
@@ -113,6 +115,7 @@ def pack_buckets(build: Path, site: Site, cut_ds: str, *, engine: Engine, progre
         "users": sum(part["users"] for part in parts),
         "users_forgotten": sum(part["users_forgotten"] for part in parts),
         "no_feature": sum(part["no_feature"] for part in parts),
+        "held_out_no_feature": sum(part["held_out_no_feature"] for part in parts),
         "vocabularies": {
             "action_type": sorted({word for known in words for word in known["action_type"]}),
             "surface": sorted({word for known in words for word in known["surface"]}),
@@ -143,6 +146,7 @@ def _pack_bucket(task: _BucketTask) -> PackedBucket:
         "users": users.num_rows,
         "users_forgotten": pc.sum(is_forgotten).as_py() or 0,
         "no_feature": int((pin < 0).sum()),
+        "held_out_no_feature": int(((pin < 0) & held_out[user]).sum()),
         "vocabularies": {
             "action_type": trains["action_type"].unique().to_pylist(),
             "surface": trains["surface"].unique().to_pylist(),

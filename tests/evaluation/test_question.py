@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -13,8 +14,10 @@ from pf_core.config.site import Site
 from pf_core.config.training import TrainingConfig
 from pf_core.days import ds_range, shift_ds
 from pf_core.errors import PipelineError
+from pf_core.evaluation import queries as frequencies
 from pf_core.evaluation import question as evaluation
-from pf_core.evaluation.question import Queries, ask, open_question
+from pf_core.evaluation.queries import Queries, ask
+from pf_core.evaluation.question import open_question
 from pf_core.hashing import is_held_out
 from pf_core.pins.features import build_pin_features
 from pf_core.training.training_set import TrainingSet, build_training_set, latest_training_set, open_training_set
@@ -73,9 +76,15 @@ def test_the_question_is_what_held_out_users_liked_after_the_cut(small_site: Cal
         "users_without_positives": 1,
         "positives": 2,
         "positives_of_unknown_users": 1,
-        "positives_on_unknown_pins": 1,
+        "positives_with_unknown_words": 0,
+        "unaskable_positives": 1,
     }
-    assert lines == [f"1 held-out users with 2 positives in the 1 days after {START}, index of 2 pins"]
+    assert [each.tolist() for each in question.unaskable] == [[0], [data.cut_us + 6_000_000], [-1], [0]]
+    assert question.share_unaskable == 1 / 2  # b and fresh
+    assert lines == [
+        "50.0% of the positives are on pins without a vector at the cut and count as misses (1 actions): 1 held-out "
+        f"users with 2 positives on other pins in the 1 days after {START}, index of 2 pins"
+    ]
     assert question.last_ds == SECOND_DAY
     assert data.interests().tolist() == [0, 0]
 
@@ -110,18 +119,14 @@ def test_a_question_is_the_same_whenever_it_is_opened(site: Site, data: Training
         assert (np.diff(ts) >= 0).all()
 
 
-def test_of_a_long_past_the_newest_actions_are_held(
-    site: Site, data: TrainingSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = open_question(site, data, progress=silent)
-    monkeypatch.setattr(evaluation, "MAX_HISTORY", 2)
-    short = open_question(site, data, progress=silent)
-    for user in range(short.num_users):
-        kept, all_of_it = (
-            each.timelines.ts[each.timelines.offsets[user] : each.timelines.offsets[user + 1]].tolist()
-            for each in (short, whole)
-        )
-        assert kept == all_of_it[-(2 + 3) :]
+def test_the_whole_past_is_held(site: Site, data: TrainingSet) -> None:
+    """A pin that a user has seen long ago is not new."""
+    question = open_question(site, data, progress=silent)
+    rows = pc.index_in(question.user_ids, data.held_out.user_ids()).to_pylist()
+    for user, row in enumerate(rows):
+        ts = question.timelines.ts[question.timelines.offsets[user] : question.timelines.offsets[user + 1]]
+        past = data.held_out.ts[data.held_out.offsets[row] : data.held_out.offsets[row + 1]]
+        assert ts[ts < data.cut_us].tolist() == past.tolist()
 
 
 def test_at_most_two_weeks_judge(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +211,7 @@ def test_realtime_knows_all_that_came_before(planted: TrainingSet) -> None:
 def test_of_many_positives_some_are_asked_for_in_real_time(
     planted: TrainingSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "REALTIME_POSITIVES", 3)
+    monkeypatch.setattr(frequencies, "REALTIME_POSITIVES", 3)
     queries = asked(planted, "realtime")
     assert len(queries.positive_A) == 3 + 2
     assert set(queries.positive_A.tolist()) < {2, 3, 4, 5, 8, 9}

@@ -247,6 +247,7 @@ def test_what_is_dropped_is_counted(small_site: MakeSite) -> None:
         "train": {"users": 1, "actions": 1, "positives": 1},
         "held_out": {"users": 1, "actions": 1, "positives": 1},
         "dropped": {"no_feature": 3, "unknown_action_type": 2, "unknown_surface": 1},
+        "held_out_no_feature": 1,
         "users_left_out": 3,
         "users_forgotten": 0,
         "pins": 2,
