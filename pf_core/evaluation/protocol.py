@@ -175,8 +175,8 @@ def _find(
         positive_increment_P=None if vectors.increments is None else increment_P[is_asked_P],
         excluded=_seen(question, queries, first, vectors, vector_P[is_asked_P & torch.from_numpy(is_new_P)]),
     )
-    rivals.of_all_P[place_P[is_asked_P]] = found.rivals_P
-    rivals.of_discovery_P[place_P[is_asked_P]] = found.rivals_left_P
+    asked = place_P[is_asked_P.numpy()]
+    rivals.of_all_P[asked], rivals.of_discovery_P[asked] = found.rivals_P.numpy(), found.rivals_left_P.numpy()
     top_QK = found.top_QK
     if vectors.increments is not None and vectors.increments.is_all:
         top_QK = torch.where(found.score_QK > 0, top_QK, -1)
@@ -184,14 +184,14 @@ def _find(
     first_V, last_V = vectors.offsets_Q[shown - first], vectors.offsets_Q[shown - first + 1]
     row_V, number_V = ragged(last_V - first_V)
     offsets_U = np.concatenate([[0], np.cumsum(last_V - first_V)])
-    top_UK[queries.user_Q[shown]] = round_robin(top_QK[first_V[row_V] + number_V], offsets_U, K_ENTROPY)
+    top_UK[queries.user_Q[shown]] = round_robin(top_QK[first_V[row_V] + number_V], offsets_U, K_ENTROPY).numpy()
 
 
 def _seen(question: Question, queries: Queries, first: int, vectors: QueryVectors, vector_P: Tensor) -> Pairs | None:
     """Return the pins of the index that users have seen before, for the vectors that search for new pins."""
     if not len(vector_P):
         return None
-    vector_V = np.unique(vector_P)
+    vector_V = np.unique(vector_P.numpy())
     query_V = first + np.searchsorted(vectors.offsets_Q, vector_V, side="right") - 1
     place, pin = question.seen_pins(queries.user_Q[query_V], queries.end_Q[query_V])
     row, is_in_index = _rows_of(question, pin)
