@@ -173,9 +173,13 @@ def _nearest(
     for first in range(0, num_pins, groups_at_once * GROUP):
         _score(index_ND[first : first + groups_at_once * GROUP], query_CD, score_BC)
         changes.add(score_BC, start, first)
-        among_all = _with_block(among_all, score_GWC, num, first)
+        largest_GC = score_GWC.amax(1)
+        among_all = _with_block(among_all, score_GWC, largest_GC, num, first)
         if changes.exclude(score_BC, start, first):
-            among_left = _with_block(among_left, score_GWC, num, first)
+            if first == 0:
+                largest_GC = score_GWC.amax(1)
+            # In later blocks the maxima with the excluded pins only read a few groups in vain.
+            among_left = _with_block(among_left, score_GWC, largest_GC, num, first)
     return among_all, among_left
 
 
@@ -185,9 +189,10 @@ def _score(index_BD: Tensor, query_CD: Tensor, score_BC: Tensor) -> None:
     torch.matmul(index_BD, query_CD.T, out=score_BC[: len(index_BD)])
 
 
-def _with_block(nearest: tuple[Tensor, Tensor], score_GWC: Tensor, num: int, first_row: int) -> tuple[Tensor, Tensor]:
+def _with_block(
+    nearest: tuple[Tensor, Tensor], score_GWC: Tensor, largest_GC: Tensor, num: int, first_row: int
+) -> tuple[Tensor, Tensor]:
     """Merge the nearest so far with those of a block."""
-    largest_GC = score_GWC.amax(1)
     if first_row == 0:
         return _nearest_of_first(score_GWC, largest_GC, num)
     return _with_nearer(*nearest, score_GWC, largest_GC, first_row)
