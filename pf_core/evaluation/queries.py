@@ -94,12 +94,10 @@ def ask(question: Question, frequency: Frequency) -> Queries:
 def _positives(question: Question) -> dict[str, np.ndarray]:
     """Return the columns of all positives, sorted by user and time; `row` is -1 for those that cannot be asked.
 
-    `first_row` is the user's first action on the pin, and `first_ts` the time of the first positive on a pin without a
-    vector: no other action on such a pin is known.
+    `first_row` is the user's first action on the pin; for pins without a vector, `first_ts` is its time.
     """
     timelines, row_P, unaskable = question.timelines, question.positive_A, question.unaskable
     nothing_P = np.full(len(unaskable.user_P), -1)
-    user_pin = np.unique(np.stack([unaskable.user_P, unaskable.pin_P]), axis=1, return_index=True, return_inverse=True)
     columns = {
         "row": (row_P, nothing_P),
         "user": (np.searchsorted(timelines.offsets, row_P, side="right") - 1, unaskable.user_P),
@@ -107,7 +105,7 @@ def _positives(question: Question) -> dict[str, np.ndarray]:
         "pin": (timelines.pin[row_P], unaskable.pin_P),
         "action_type": (timelines.action_type[row_P], unaskable.action_type_P),
         "first_row": (question.first_on_pin[row_P], nothing_P),
-        "first_ts": (timelines.ts[row_P], unaskable.ts_P[user_pin[1]][user_pin[2].ravel()]),
+        "first_ts": (timelines.ts[row_P], unaskable.first_ts_P),
     }
     joined = {name: np.concatenate(parts).astype(np.int64) for name, parts in columns.items()}
     order = np.lexsort((joined["ts"], joined["user"]))

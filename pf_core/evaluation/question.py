@@ -6,9 +6,9 @@ positive counts, and pins that the user has seen compete; in `discovery`, pins t
 and only positives on other pins count.
 
 A positive on a pin without a vector at the cut cannot be found by anything that is evaluated here: it is part of the
-question, as a miss (`Unaskable`). The training set has no earlier actions on such pins, so that they count as new to
-their user. Positives that are left out are counted: those of users who had no timeline at the cut, and those with an
-action type or a surface that training never saw; held-out users without any positive are counted, too.
+question, as a miss (`Unaskable`). Positives that are left out are counted: those of users who had no timeline at the
+cut, and those with an action type or a surface that training never saw; held-out users without any positive are
+counted, too.
 
 Memory is bounded: at most `promotion.num_users` users with `timelines.max_actions` actions before the cut each, of 25
 bytes, their actions in MAX_DAYS days, and the pins of the index.
@@ -31,8 +31,10 @@ from pf_core.logs.partition import bucket_files, ingested_days
 from pf_core.logs.positives import positive_mask
 from pf_core.pins.lookup import find_pins
 from pf_core.progress import Progress
+from pf_core.storage.arrays import read_arrow
 from pf_core.storage.files import read_parquet
 from pf_core.timelines.arrays import Timelines, encode_words, ragged
+from pf_core.training.packing import WITHOUT_VECTOR
 from pf_core.training.training_set import TrainingSet, sample_below
 
 MAX_DAYS = 14
@@ -54,6 +56,8 @@ class Unaskable(NamedTuple):
     pin_P: np.ndarray
     """A negative number for each distinct pin, so that it differs from every pin row."""
     action_type_P: np.ndarray
+    first_ts_P: np.ndarray
+    """Time of the user's first action on the pin."""
 
     @classmethod
     def none(cls) -> "Unaskable":
@@ -234,17 +238,45 @@ def _read_later(
                 "duration": actions["duration_s"].to_numpy(),
                 "is_positive": positive_mask(actions, site.source.positive),
             }
-            is_kept = (part["pin"] >= 0) | part["is_positive"]
-            unknown_pins.append(actions["pin_id"].filter(pa.array(is_kept & (part["pin"] < 0))).combine_chunks())
-            parts.append({name: values[is_kept] for name, values in part.items()})
+            unknown_pins.append(actions["pin_id"].filter(pa.array(part["pin"] < 0)).combine_chunks())
+            parts.append(part)
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    is_askable = columns["pin"] >= 0
-    columns["pin"][~is_askable] = -1 - pa.concat_arrays(unknown_pins).dictionary_encode().indices.to_numpy()
+    encoded = pa.concat_arrays(unknown_pins).dictionary_encode()
+    columns["pin"][columns["pin"] < 0] = -1 - encoded.indices.to_numpy()
     order = np.lexsort((columns["ts"], columns["user"]))
     columns = {name: values[order] for name, values in columns.items()}
-    is_askable = is_askable[order]
-    unaskable = Unaskable(*(columns[name][~is_askable] for name in ("user", "ts", "pin", "action_type")))
-    return {name: values[is_askable] for name, values in columns.items()}, unaskable
+    is_askable = columns["pin"] >= 0
+    askable, others = ({name: values[mask] for name, values in columns.items()} for mask in (is_askable, ~is_askable))
+    before = _earlier_actions(data, user_ids, encoded.dictionary)
+    others["first_ts"] = _first_ts(others, before)
+    names = ("user", "ts", "pin", "action_type", "first_ts")
+    return askable, Unaskable(*(others[name][others["is_positive"]] for name in names))
+
+
+def _earlier_actions(data: TrainingSet, user_ids: pa.Array, pin_ids: pa.Array) -> dict[str, np.ndarray]:
+    """Return the first actions of these users before the cut on these pins, which have no vector.
+
+    Training sets of older versions do not have them: the pins then count as new.
+    """
+    path = data.path / "held_out" / WITHOUT_VECTOR
+    if not path.exists():
+        return {name: np.zeros(0, np.int64) for name in ("user", "pin", "ts")}
+    found = read_arrow(path)
+    found = found.filter(pc.and_(pc.is_in(found["user_id"], user_ids), pc.is_in(found["pin_id"], pin_ids)))
+    return {
+        "user": pc.index_in(found["user_id"], user_ids).to_numpy().astype(np.int64),
+        "pin": -1 - pc.index_in(found["pin_id"], pin_ids).to_numpy().astype(np.int64),
+        "ts": found["ts"].cast(pa.int64()).to_numpy(),
+    }
+
+
+def _first_ts(actions: dict[str, np.ndarray], before: dict[str, np.ndarray]) -> np.ndarray:
+    """Return the time of the user's first action on the pin of each action, which may be one of those before."""
+    user, pin, ts = (np.concatenate([before[name], actions[name]]) for name in ("user", "pin", "ts"))
+    _, inverse = np.unique(np.stack([user, pin]), axis=1, return_inverse=True)
+    first = np.full(inverse.max(initial=-1) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, inverse.ravel(), ts)
+    return first[inverse.ravel()[len(before["ts"]) :]]
 
 
 def _joined(held_out: Timelines, users: np.ndarray, later: dict[str, np.ndarray]) -> Timelines:

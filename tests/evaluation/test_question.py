@@ -83,7 +83,8 @@ def test_the_question_is_what_held_out_users_liked_after_the_cut(small_site: Cal
         "positives_with_unknown_words": 0,
         "unaskable_positives": 1,
     }
-    assert [each.tolist() for each in question.unaskable] == [[0], [data.cut_us + 6_000_000], [-1], [0]]
+    moment = data.cut_us + 6_000_000
+    assert [each.tolist() for each in question.unaskable] == [[0], [moment], [-1], [0], [moment]]
     assert question.share_unaskable == 1 / 2  # b and fresh
     assert lines == [
         "50.0% of the positives are on pins without a vector at the cut and count as misses (1 actions): 1 held-out "
@@ -105,7 +106,8 @@ def test_positives_without_a_vector_are_part_of_the_question(small_site: Callabl
     past = [(user, "a", second, "look") for second, user in enumerate((one, two, taught))]
     past += [(one, "odd", 9, "look"), (taught, "odd", 10, "look"), (taught, "odd", 11, "look")]
     site.write_log(START, past)
-    later = [(one, "fresh", 1), (one, "b", 2), (one, "fresh", 3), (one, "other", 4), (two, "fresh", 5)]
+    later = [(one, "fresh", 1), (one, "b", 2), (one, "fresh", 3), (one, "other", 4), (two, "fresh", 5), (two, "odd", 6)]
+    later += [(one, "odd", 7)]
     site.write_log(SECOND_DAY, [(user, pin, DAY_S + second, "look") for user, pin, second in later])
     days = [START, SECOND_DAY]
     site.ingest(days)
@@ -119,15 +121,17 @@ def test_positives_without_a_vector_are_part_of_the_question(small_site: Callabl
     ]
     first, second = (question.user_ids.to_pylist().index(user) for user in (one, two))
     found = sorted(zip(question.unaskable.user_P.tolist(), question.unaskable.pin_P.tolist(), strict=True))
-    assert [user for user, _ in found] == sorted([first] * 3 + [second])
-    assert {pin for user, pin in found if user == second} < {pin for user, pin in found if user == first} == {-1, -2}
-    assert (question.counts["positives"], question.counts["unaskable_positives"]) == (1, 4)
+    assert [user for user, _ in found] == sorted([first] * 4 + [second] * 2)
+    assert {pin for user, pin in found if user == second} < {pin for user, pin in found if user == first}
+    assert {pin for _, pin in found} == {-1, -2, -3}
+    assert (question.counts["positives"], question.counts["unaskable_positives"]) == (1, 6)
     coverage = vector_coverage(site.site, question)
-    assert coverage["share_of_positives"] == 3 / 4  # fresh and other of the first user, fresh of the second; not b
+    assert coverage["share_of_positives"] == (3 + 2) / (4 + 2)  # all but b
     assert coverage["share_of_actions"] == 1 / 3  # a, a and odd
     scores = score_baseline(question, "popularity_7d", frequencies=("once",), progress=silent).frequencies["once"]
-    assert scores.recall_at_10[[first, second]].tolist() == [1 / 3, 0]
-    assert scores.num_unaskable[[first, second]].tolist() == [2, 1]
+    assert scores.recall_at_10[[first, second]].tolist() == [1 / 4, 0]
+    assert scores.num_unaskable[[first, second]].tolist() == [3, 2]
+    assert scores.num_new[[first, second]].tolist() == [4 - 1, 2]  # the first user had seen odd before the cut
 
 
 @pytest.mark.parametrize(

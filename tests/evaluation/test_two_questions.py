@@ -115,7 +115,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingSet:
 def with_unaskable(question: Question, rows: list[tuple[int, float, int]]) -> Question:
     user, days, pin = zip(*rows, strict=True)
     ts = np.array([question.data.cut_us + round(day * DAY_US) for day in days])
-    unaskable = Unaskable(np.array(user), ts, np.array(pin), np.ones(len(rows), np.int64))
+    first = dict(zip(reversed([*zip(user, pin, strict=True)]), reversed(ts), strict=True))  # times ascend
+    first_ts = np.array([first[key] for key in zip(user, pin, strict=True)])
+    unaskable = Unaskable(np.array(user), ts, np.array(pin), np.ones(len(rows), np.int64), first_ts)
     return replace(question, unaskable=unaskable)
 
 

@@ -24,8 +24,10 @@ from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
 from pf_core.hashing import is_held_out
 from pf_core.pins.features import build_pin_features, pin_state
+from pf_core.storage.arrays import read_arrow
 from pf_core.storage.locks import exclusive
 from pf_core.timelines.arrays import Timelines
+from pf_core.training.packing import WITHOUT_VECTOR
 from pf_core.training.training_set import (
     TrainingSet,
     TrainingSetManifest,
@@ -255,6 +257,9 @@ def test_what_is_dropped_is_counted(small_site: MakeSite) -> None:
     }
     assert manifest["vocabularies"] == {"action_type": ["closeup"], "surface": ["homefeed"]}
     first_us = ds_start_us(START)
+    without_vector = read_arrow(data.path / "held_out" / WITHOUT_VECTOR)
+    without_vector = without_vector.set_column(2, "ts", without_vector["ts"].cast(pa.int64()))
+    assert without_vector.to_pylist() == [{"user_id": h3, "pin_id": "none", "ts": first_us + 8_000_000}]
     assert in_words(data, data.train) == {t1: [(first_us + 1_000_000, "a", "closeup", "homefeed", 20.0, True)]}
     assert in_words(data, data.held_out) == {h1: [(first_us + 4_000_000, "a", "closeup", "homefeed", 20.0, True)]}
     assert manifest["time_origin_us"] == first_us + 1_000_000
