@@ -7,9 +7,8 @@ import torch
 
 from pf_core.evaluation.manifest import BY_TYPE, MetricSummary, Summaries
 from pf_core.evaluation.scores import Scores, UserScores
+from pf_core.metrics.bootstrap import bootstrap_interval
 from pf_core.metrics.diversity import p90_coverage
-
-NUM_BOOTSTRAPS = 2000
 
 
 def summarize(scores: Scores) -> Summaries:
@@ -42,16 +41,3 @@ def mean(values: np.ndarray) -> float:
     """Return the mean, NaN left out; NaN if there is nothing else."""
     values = values[~np.isnan(values)]
     return float(values.mean()) if len(values) else float("nan")
-
-
-def bootstrap_interval(values: np.ndarray) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the mean, NaN left out; the draws are the same at every call.
-
-    It is NaN if there is nothing else.
-    """
-    rng, values = np.random.default_rng(0), values[~np.isnan(values)]
-    if not len(values):
-        return float("nan"), float("nan")
-    means = [rng.choice(values, len(values)).mean() for _ in range(NUM_BOOTSTRAPS)]
-    low, high = np.quantile(means, (0.025, 0.975))
-    return float(low), float(high)

@@ -25,8 +25,9 @@ from pf_core.evaluation.promotion import (
     overrule,
 )
 from pf_core.evaluation.scores import Scores, UserScores, read_scores, recall_by_day
-from pf_core.evaluation.summary import bootstrap_interval, summarize
+from pf_core.evaluation.summary import summarize
 from pf_core.evaluation.verdict import judge_baselines
+from pf_core.metrics.bootstrap import bootstrap_interval
 from pf_core.training.training_set import TrainingSet, latest_training_set, open_training_set
 from tests.support.judging import CUT, LAST, NUM_PINS, make_judged_site, write_model
 

@@ -16,7 +16,8 @@ from pf_core.evaluation.protocol import recall_by_density, score_baseline, score
 from pf_core.evaluation.queries import ask
 from pf_core.evaluation.question import Question
 from pf_core.evaluation.scores import NUMBERS, Scores, UserScores, read_scores, recall_by_day
-from pf_core.evaluation.summary import bootstrap_interval, summarize
+from pf_core.evaluation.summary import summarize
+from pf_core.metrics.bootstrap import bootstrap_interval
 from pf_core.model.checkpoint import load_model, save_model
 from pf_core.model.sequences import Sequences
 from pf_core.training.training_set import TrainingSet, open_training_set
