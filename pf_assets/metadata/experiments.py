@@ -1,5 +1,6 @@
 """Page of ablation_runs: the metrics of each seed, and how the training went."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import dagster as dg
@@ -22,7 +23,7 @@ def describe_recipe(
             "recall_at_10": f"{metrics['recall_at_10']:.4f}",
             "95 % interval": "{:.4f} to {:.4f}".format(*metrics["recall_at_10_interval"]),
             "p90_coverage_at_10": f"{metrics['p90_coverage_at_10']:.4f}",
-            "interest_entropy_at_50": f"{metrics['interest_entropy_at_50']:.4f}",
+            "interest_entropy_at_50": f"{metrics.get('interest_entropy_at_50', math.nan):.4f}",
         }
         for judgement in judgements
         for frequency, metrics in judgement["metrics"].items()

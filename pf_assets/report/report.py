@@ -155,8 +155,8 @@ def _density(facts: ReportFacts) -> list[Picture]:
     if facts.noisy:
         text = (
             "The same with noise added to the content vectors, as a multiple of their norm, in training and in "
-            "evaluation. Above: all positives. Below: those on pins that the user had never acted on, because one of "
-            "PinnerSage's own pins finds itself again, however noisy the vectors are."
+            "evaluation. Above: all positives. Below: discovery, without the pins that the user had acted on, because "
+            "one of PinnerSage's own pins finds itself again, however noisy the vectors are."
         )
         panels: dict[str, dict[str, Mapping[str, Mapping[int, Interval]]]] = {}
         for noise, known in facts.noisy.items():

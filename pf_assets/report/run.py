@@ -122,9 +122,11 @@ def _recipe_facts(seeds: Sequence[Outcome]) -> RecipeFacts:
 
 
 def _noisy_facts(outcome: Outcome) -> NoisyFacts:
+    beside = outcome.judgement()["beside_rivals"]
+    names = sorted(beside, key=lambda name: (name != BASE, name))
     recalls = {
-        kind: {name: _by_density(by_name[name]) for name in sorted(by_name, key=lambda name: (name != BASE, name))}
-        for kind, by_name in outcome.judgement()["beside_rivals"].items()
+        "all positives": {name: _by_density(beside[name]) for name in names},
+        "discovery": {name: _discovery_by_density(beside[name]) for name in names},
     }
     return NoisyFacts(outcome.recipe, _recipe_facts([outcome]), recalls)
 
@@ -132,5 +134,12 @@ def _noisy_facts(outcome: Outcome) -> NoisyFacts:
 def _by_density(summaries: Mapping[str, MetricSummary]) -> dict[int, Interval]:
     return {
         int(size): Interval(summary["recall_at_10"], *summary["recall_at_10_interval"])
+        for size, summary in summaries.items()
+    }
+
+
+def _discovery_by_density(summaries: Mapping[str, MetricSummary]) -> dict[int, Interval]:
+    return {
+        int(size): Interval(summary["discovery_at_10"], *summary["discovery_at_10_interval"])
         for size, summary in summaries.items()
     }

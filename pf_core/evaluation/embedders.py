@@ -2,14 +2,19 @@
 
 A query is a user at some moment. A `QueryEmbedder` computes the vectors of a query from the user's actions before that
 moment, and places pins in the same space. A model gives a query one vector, PinnerSage gives it several, and a query
-without any readable action has none.
+without any readable action has none. A query may also have increments: a pin's score is then its inner product with the
+vector, plus its increment. `OwnFrequency` consists of increments alone.
+
+What is counted over all users comes from the training users' actions before the cut (`TrainingSet.train`); the past of
+an evaluated user enters that user's queries and nothing else.
 
 Models, popularity and means of content vectors read a sequence of the newest actions: `SequenceQueryEmbedder` cuts the
 sequences and passes them to an `Embedder`, the interface that validation during training uses, too. A model may be
 older than the training set: it then reads with its own vocabularies and leaves out actions with a word that it does not
 know, as it does when it serves. PinnerSage clusters the user's actions instead: `ClusterQueryEmbedder`.
 
-Suffixes: Q queries, V vectors of queries, A actions, R rows of a batch, S steps of a sequence, F content, D embedding.
+Suffixes: Q queries, V vectors of queries, I increments, A actions, R rows of a batch, S steps of a sequence, F content,
+D embedding.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +33,7 @@ from pf_core.evaluation.pinnersage import Clusters, PinnerSage, cluster_users
 from pf_core.evaluation.question import Question
 from pf_core.model.checkpoint import load_model
 from pf_core.model.sequences import Sequences, collate_sequences
-from pf_core.timelines.arrays import Timelines, recode
+from pf_core.timelines.arrays import Timelines, ragged, recode
 from pf_core.training.training_set import TrainingSet
 from pf_core.training.validation import Embedder, ModelEmbedder
 
@@ -38,12 +43,25 @@ ACTIONS_AT_ONCE = 1 << 22
 """Actions of the training set that are counted at a time."""
 
 
+class Increments(NamedTuple):
+    """What is added to the scores of a few pins of each query, ascending by query and pin."""
+
+    query_I: np.ndarray
+    pin_I: np.ndarray
+    """Pin rows, distinct within a query; they need not be in the index."""
+    value_I: np.ndarray
+    is_all: bool = False
+    """Whether only these pins are ranked: any other pin is neither a result nor found."""
+
+
 class QueryVectors(NamedTuple):
     """The vectors of query q are rows offsets_Q[q] to offsets_Q[q + 1] of vector_VD."""
 
     offsets_Q: np.ndarray
     """First vector of each query, and the end of the last one's."""
     vector_VD: Tensor
+    increments: Increments | None = None
+    """Increments of the scores of all vectors of a query."""
 
 
 class QueryEmbedder(Protocol):
@@ -148,14 +166,15 @@ def open_model_embedder(
 
 @dataclass(frozen=True, kw_only=True)
 class Popularity:
-    """The same vector for all users: pins are ranked by their number of positives in the training set's last days."""
+    """The same vector for all users: pins are ranked by their number of training users' positives in the last days."""
 
     count: np.ndarray
     """Number of positives, by pin row."""
 
     @classmethod
-    def of(cls, data: TrainingSet, *, num_days: int) -> "Popularity":
-        train, since_us = data.train, data.cut_us - num_days * DAY_US
+    def of(cls, data: TrainingSet, *, num_days: int | None) -> "Popularity":
+        """Count the last `num_days` days before the cut, or all days."""
+        train, since_us = data.train, 0 if num_days is None else data.cut_us - num_days * DAY_US
         count = np.zeros(len(data.pin_feature), np.int64)
         for first in range(0, len(train.ts), ACTIONS_AT_ONCE):
             part = slice(first, first + ACTIONS_AT_ONCE)
@@ -219,10 +238,53 @@ class ClusterQueryEmbedder:
         return F.normalize(torch.from_numpy(self.question.data.pin_feature[pin]), dim=-1)
 
 
+# Own frequency, which has increments alone
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OwnFrequency:
+    """The pins that the user has acted on, ranked by the number of these actions; nothing else is found.
+
+    With `decay_days`, an action weighs exp(-age / decay_days), its age counted from the cut. The increment of a pin is
+    its place among the user's own pins from the end, equal for equal weights: sums of old actions are too small for the
+    tolerance of the search.
+    """
+
+    question: Question
+    decay_days: float | None = None
+
+    def embed(self, user_Q: np.ndarray, end_Q: np.ndarray) -> QueryVectors:
+        timelines, data = self.question.timelines, self.question.data
+        first_Q = timelines.offsets[user_Q]
+        query_A, number_A = ragged(end_Q - first_Q)
+        row_A, num_pins = first_Q[query_A] + number_A, len(data.pin_feature)
+        age_A = (data.cut_us - timelines.ts[row_A]) / DAY_US
+        weight_A = np.ones(len(row_A)) if self.decay_days is None else np.exp(-age_A / self.decay_days)
+        own_I, own_A = np.unique(query_A * num_pins + timelines.pin[row_A], return_inverse=True)
+        query_I, pin_I = np.divmod(own_I, num_pins)
+        place_I = _place_from_the_end(query_I, np.bincount(own_A, weight_A, minlength=len(own_I)))
+        increments = Increments(query_I, pin_I, place_I, is_all=True)
+        return QueryVectors(np.arange(len(user_Q) + 1), torch.zeros(len(user_Q), 1), increments)
+
+    def pins(self, pin: np.ndarray) -> Tensor:
+        return torch.zeros(len(pin), 1)
+
+
+def _place_from_the_end(query_I: np.ndarray, weight_I: np.ndarray) -> np.ndarray:
+    """Return 1 for the smallest weight of each query, 2 for the next, and so on; equal weights have equal places."""
+    order = np.lexsort((weight_I, query_I))
+    query, weight = query_I[order], weight_I[order]
+    is_larger = np.append(True, (weight[1:] != weight[:-1]) | (query[1:] != query[:-1]))[: len(order)]
+    number = np.cumsum(is_larger)
+    place_I = np.empty(len(order), np.float32)
+    place_I[order] = number - number[np.searchsorted(query, query)] + 1
+    return place_I
+
+
 # The baselines by name
 
 
-def _popularity(question: Question, num_days: int) -> SequenceQueryEmbedder:
+def _popularity(question: Question, num_days: int | None) -> SequenceQueryEmbedder:
     return _of_training_set(question, Popularity.of(question.data, num_days=num_days), 1)
 
 
@@ -243,9 +305,13 @@ def _of_training_set(question: Question, embedder: Embedder, sequence_length: in
 
 BASELINE_EMBEDDERS: dict[str, Callable[[Question], QueryEmbedder]] = {
     "popularity_7d": lambda question: _popularity(question, 7),
-    "popularity_365d": lambda question: _popularity(question, 365),
+    "popularity_28d": lambda question: _popularity(question, 28),
+    "popularity_ever": lambda question: _popularity(question, None),
+    "own_frequency": lambda question: OwnFrequency(question=question),
+    "own_frequency_120d": lambda question: OwnFrequency(question=question, decay_days=120),
     "mean_of_20": lambda question: _mean(question, 20),
     "mean_of_100": lambda question: _mean(question, 100),
     "pinnersage_5": lambda question: ClusterQueryEmbedder(question=question, num_clusters=5),
     "pinnersage_20": lambda question: ClusterQueryEmbedder(question=question, num_clusters=20),
 }
+"""All are in every evaluation; manifest.ORACLES are upper bounds."""

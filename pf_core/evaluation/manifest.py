@@ -33,13 +33,13 @@ class MetricSummary(TypedDict):
     recall_at_10: float
     recall_at_10_interval: list[float]
     """The two ends of the 95 % interval."""
-    recall_at_50: NotRequired[float]
-    askable_recall_at_10: NotRequired[float]
+    recall_at_50: float
+    askable_recall_at_10: float
     """Recall without the positives that cannot be asked."""
-    discovery_at_10: NotRequired[float]
+    discovery_at_10: float
     """Recall@10 of the question `discovery`, over the users who have positives on new pins; NaN if nobody has."""
-    discovery_at_10_interval: NotRequired[list[float]]
-    discovery_at_50: NotRequired[float]
+    discovery_at_10_interval: list[float]
+    discovery_at_50: float
     p90_coverage_at_10: float
     interest_entropy_at_50: NotRequired[float]
     """Absent where pins have no interests."""
@@ -55,7 +55,7 @@ class Comparison(TypedDict):
     candidate: float
     baseline: float
     best: str
-    """Name of the baseline with the highest recall; PinnerSage, which is an oracle, does not count."""
+    """Name of the baseline with the highest recall; ORACLES do not count."""
     difference_interval: list[float]
     """The 95 % interval of candidate minus baseline, paired by user."""
 
@@ -91,7 +91,7 @@ class EvaluationManifest(TypedDict):
     summaries: dict[str, Summaries]
     """By name of the model or baseline."""
     index: NotRequired[Literal["paper", "catalogue"]]
-    """paper: random candidates (section 4.1)."""
+    """paper: random candidates (section 4.1). This key and the next two are not in manifests of older versions."""
     without_vector: NotRequired[VectorCoverage]
     against_baselines: NotRequired[dict[QuestionName, Comparison]]
     by_day: dict[str, dict[Frequency, list[float]]]

@@ -2,24 +2,29 @@
 
 A candidate is promoted unless it is worse than the champion by more than the tolerance of the site file. A loss of
 recall counts only if chance does not explain it: the two are compared user by user, and a loss whose 95 % interval
-reaches zero is none. Coverage has no such interval, and a wide tolerance instead. A run can overrule the rule, and so
-does a person who has undone a promotion of the same model.
+reaches zero is none. Coverage has no such interval, and a wide tolerance instead. The question of all positives
+decides, and discovery is shown. The first model is promoted, or only if it beats the baselines, as the site file
+chooses. A run can overrule the rule, and so does a person who has undone a promotion of the same model.
 """
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from pf_core.config.serving import PromotionConfig
 from pf_core.config.site import Site
 from pf_core.evaluation.embedders import BASELINE_EMBEDDERS
-from pf_core.evaluation.manifest import DecisionRecord, EvaluationManifest, Promote
+from pf_core.evaluation.manifest import ORACLES, Comparison, DecisionRecord, EvaluationManifest, Promote, QuestionName
 from pf_core.evaluation.protocol import score_baseline, score_model
 from pf_core.evaluation.question import Question, open_question
-from pf_core.evaluation.scores import Scores, recall_by_day
-from pf_core.evaluation.summary import summarize
+from pf_core.evaluation.scores import Scores, UserScores, recall_by_day
+from pf_core.evaluation.summary import mean, summarize
+from pf_core.evaluation.vector_coverage import vector_coverage
+from pf_core.evaluation.verdict import describe_comparison
 from pf_core.metrics.bootstrap import bootstrap_interval
 from pf_core.model.device import choose_device
 from pf_core.progress import Progress
@@ -69,7 +74,8 @@ def evaluate_and_decide(
     models = {model.name: model.path for model in (candidate, champion) if model is not None}
     evaluation = evaluate_models(site, data, models, progress=progress)
     before, is_champion = None if champion is None else champion.name, candidate == champion
-    decision = decide_promotion(candidate.name, before, evaluation.models, site.serving.promotion)
+    against = compare_with_baselines(evaluation.models[candidate.name], evaluation.baselines)
+    decision = decide_promotion(candidate.name, before, evaluation.models, against, site.serving.promotion)
     if not is_champion:
         decision = overrule(decision, promote, undone_at=undone_at)
     progress(f"{'promoted' if decision.promote else 'not promoted'}: {decision.reason}")
@@ -83,6 +89,9 @@ def evaluate_and_decide(
         num_pins=question.num_pins,
         counts=question.counts,
         summaries={name: summarize(scores) for name, scores in (evaluation.models | evaluation.baselines).items()},
+        index="paper",
+        without_vector=vector_coverage(site, question),
+        against_baselines=against,
         by_day={name: recall_by_day(scores) for name, scores in evaluation.models.items()},
         candidate=candidate.name,
         champion=before,
@@ -112,20 +121,55 @@ def evaluate_models(site: Site, data: TrainingSet, models: Mapping[str, Path], *
 def describe(name: str, scores: Scores) -> str:
     """Return the primary metrics as a sentence."""
     summary = summarize(scores)["once"]
-    return "{}: recall@10 {:.4f} (95 %: {:.4f} to {:.4f}), P90 coverage@10 {:.4f}".format(
-        name, summary["recall_at_10"], *summary["recall_at_10_interval"], summary["p90_coverage_at_10"]
+    return (
+        "{}: recall@10 {:.4f} (95 %: {:.4f} to {:.4f}; {:.4f} of the pins with a vector), discovery {:.4f}, P90 "
+        "coverage@10 {:.4f}"
+    ).format(
+        f"{name} (an oracle)" if name in ORACLES else name,
+        summary["recall_at_10"],
+        *summary["recall_at_10_interval"],
+        summary["askable_recall_at_10"],
+        summary["discovery_at_10"],
+        summary["p90_coverage_at_10"],
+    )
+
+
+def compare_with_baselines(candidate: Scores, baselines: Mapping[str, Scores]) -> dict[QuestionName, Comparison]:
+    """Compare the candidate with the best baseline in each question; the intervals are paired by user."""
+    return {
+        "all": _compare(candidate, baselines, lambda users: users.recall_at_10),
+        "discovery": _compare(candidate, baselines, lambda users: users.discovery_at_10),
+    }
+
+
+def _compare(
+    candidate: Scores, baselines: Mapping[str, Scores], recall_of: Callable[[UserScores], np.ndarray]
+) -> Comparison:
+    ours_U = recall_of(candidate.frequencies["once"])
+    theirs = {name: recall_of(scores.frequencies["once"]) for name, scores in baselines.items() if name not in ORACLES}
+    recall = {name: mean(recall_U) for name, recall_U in theirs.items()}
+    best = max(recall, key=lambda name: recall[name])  # NaN for all or for none: the same users have positives
+    return Comparison(
+        candidate=mean(ours_U),
+        baseline=recall[best],
+        best=best,
+        difference_interval=list(bootstrap_interval(ours_U - theirs[best])),
     )
 
 
 def decide_promotion(
-    candidate: str, champion: str | None, scores: Mapping[str, Scores], config: PromotionConfig
+    candidate: str,
+    champion: str | None,
+    scores: Mapping[str, Scores],
+    against: Mapping[QuestionName, Comparison],
+    config: PromotionConfig,
 ) -> Decision:
     """Promote, unless the candidate loses a larger share of the champion's recall or coverage than is tolerated.
 
-    `scores` has the scores of both, on the same question.
+    `scores` has the scores of both, on the same question; `against` compares the candidate with the best baseline.
     """
     if champion is None:
-        return Decision(promote=True, reason="there is no champion yet")
+        return _decide_first(against, config)
     if candidate == champion:
         return Decision(promote=False, reason=f"{candidate} is the champion already")
     ours, theirs = (summarize(scores[name])["once"] for name in (candidate, champion))
@@ -138,11 +182,25 @@ def decide_promotion(
     coverage = (
         f"P90 coverage@10 {ours['p90_coverage_at_10']:.4f} against the champion's {theirs['p90_coverage_at_10']:.4f}"
     )
+    discovery = "discovery: there are no positives on new pins"
+    if not math.isnan(ours["discovery_at_10"]):
+        discovery = (
+            f"discovery@10 {ours['discovery_at_10']:.4f} against the champion's {theirs['discovery_at_10']:.4f} "
+            "does not decide"
+        )
     faults = [
         *_loss(recall, ours["recall_at_10"], theirs["recall_at_10"], config.recall_tolerance, is_by_chance=high >= 0),
         *_loss(coverage, ours["p90_coverage_at_10"], theirs["p90_coverage_at_10"], config.coverage_tolerance),
     ]
-    return Decision(promote=not faults, reason="; ".join(faults or (recall, coverage)))
+    return Decision(promote=not faults, reason="; ".join([*(faults or (recall, coverage)), discovery]))
+
+
+def _decide_first(against: Mapping[QuestionName, Comparison], config: PromotionConfig) -> Decision:
+    """Decide about the first model."""
+    is_better = against["all"]["candidate"] > against["all"]["baseline"]
+    figures = "; ".join(describe_comparison(name, each) for name, each in against.items())
+    rule = "" if config.first == "always" else " and promotion.first is only_if_better"
+    return Decision(promote=config.first == "always" or is_better, reason=f"there is no champion yet{rule}; {figures}")
 
 
 def _loss(comparison: str, ours: float, theirs: float, tolerance: float, *, is_by_chance: bool = False) -> list[str]:

@@ -1,56 +1,67 @@
-"""The evaluation question (paper, section 4.1), and how often embeddings are computed (section 4.2.2).
+"""The evaluation question (paper, section 4.1): the same for every model and baseline.
 
-The question is the same for every model and baseline: held-out users, their positive actions in the days after the cut,
-and an index of random candidates. A frequency turns the question into queries. A query is one embedding of a user,
-computed from the user's actions before some moment:
-- once: all actions until the cut;
-- daily: for a positive on the day [x, x + 1 d), all actions until x - 1 d, because logs take a day to arrive; the first
-  day is therefore searched with an embedding that is older than the cut;
-- realtime: all actions before the positive itself. Each positive then needs an embedding of its own, so that at most
-  REALTIME_POSITIVES of each user are drawn at random; the paper takes all.
+It has held-out users, their positive actions in the days after the cut, and an index of random candidates. `queries.py`
+turns it into the embeddings that are needed, and it is asked in two ways (`manifest.QuestionName`): in `all`, every
+positive counts, and pins that the user has seen compete; in `discovery`, pins that the user has seen are no candidates,
+and only positives on other pins count.
 
-Positives that cannot be part of the question are counted: those of users who had no timeline at the cut, and those on
-pins that had no feature then; held-out users without any positive are counted, too. Such pins, and words that training
-never saw, are also missing from the sequences after the cut.
+A positive on a pin without a vector at the cut cannot be found by anything that is evaluated here: it is part of the
+question, as a miss (`Unaskable`). Positives that are left out are counted: those of users who had no timeline at the
+cut, and those with an action type or a surface that training never saw; held-out users without any positive are
+counted, too.
 
-Memory is bounded by the number of users and of pins in the index: of a user's past, MAX_HISTORY actions are held.
+Memory is bounded: at most `promotion.num_users` users with `timelines.max_actions` actions before the cut each, of 25
+bytes, their actions in MAX_DAYS days, and the pins of the index.
 Suffixes: U users, A actions, Q queries, P positives, N pins of the index.
 """
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pf_core.config.serving import Frequency
 from pf_core.config.site import Site
-from pf_core.days import DAY_US, ds_range, shift_ds
+from pf_core.days import ds_range, shift_ds
 from pf_core.errors import PipelineError, materialize_command
-from pf_core.hashing import mixed
 from pf_core.logs.partition import bucket_files, ingested_days
 from pf_core.logs.positives import positive_mask
 from pf_core.pins.lookup import find_pins
 from pf_core.progress import Progress
+from pf_core.storage.arrays import read_arrow
 from pf_core.storage.files import read_parquet
 from pf_core.timelines.arrays import Timelines, encode_words, ragged
-from pf_core.training.objectives import draw_distinct
+from pf_core.training.packing import WITHOUT_VECTOR
 from pf_core.training.training_set import TrainingSet, sample_below
 
 MAX_DAYS = 14
 """Days after the cut whose positives are searched for, as in the paper."""
 
-MAX_HISTORY = 2048
-"""Actions before the cut that are held of each user."""
-
-REALTIME_POSITIVES = 10
-"""Positives of each user that are searched for in realtime."""
+ACTIONS_AT_ONCE = 1 << 22
+"""Actions that are compared at a time to find the first of each pin."""
 
 SEED = 0
 
 COLUMNS = ("pin", "ts", "action_type", "surface", "duration", "is_positive")
+
+
+class Unaskable(NamedTuple):
+    """Positives of the evaluated users on pins that have no vector at the cut, ascending by user and time."""
+
+    user_P: np.ndarray
+    ts_P: np.ndarray
+    pin_P: np.ndarray
+    """A negative number for each distinct pin, so that it differs from every pin row."""
+    action_type_P: np.ndarray
+    first_ts_P: np.ndarray
+    """Time of the user's first action on the pin."""
+
+    @classmethod
+    def none(cls) -> "Unaskable":
+        return cls(*(np.zeros(0, np.int64) for _ in cls._fields))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,6 +78,41 @@ class Question:
     """Days after the cut that the positives are from."""
     counts: dict[str, int]
     """Users and positives, of the question and left out of it."""
+    unaskable: Unaskable = field(default_factory=Unaskable.none)
+    """Positives after the cut that count as misses."""
+
+    @cached_property
+    def first_on_pin(self) -> np.ndarray:
+        """Row of the user's first action on the pin of each action."""
+        offsets, pin = self.timelines.offsets, self.timelines.pin
+        first_A = np.empty(len(pin), np.int32 if len(pin) <= np.iinfo(np.int32).max else np.int64)
+        start = 0
+        while start < self.num_users:
+            end = max(start + 1, int(np.searchsorted(offsets, offsets[start] + ACTIONS_AT_ONCE, side="right")) - 1)
+            rows = slice(offsets[start], offsets[end])
+            user = np.repeat(np.arange(end - start), np.diff(offsets[start : end + 1]))
+            key = user * (int(pin[rows].max(initial=0)) + 1) + pin[rows]
+            _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+            first_A[rows] = offsets[start] + first[inverse]
+            start = end
+        return first_A
+
+    def seen_pins(self, user_Q: np.ndarray, end_Q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (query, pin) for each distinct pin that a query's user acted on before action `end`;
+        a query is its place in `user_Q`."""
+        first_Q = self.timelines.offsets[user_Q]
+        query, number = ragged(end_Q - first_Q)
+        row = first_Q[query] + number
+        is_distinct = self.first_on_pin[row] == row
+        return query[is_distinct], self.timelines.pin[row[is_distinct]].astype(np.int64)
+
+    @property
+    def share_unaskable(self) -> float:
+        """Share of the positives on pins without a vector; each pin counts once for a user."""
+        user_A = np.searchsorted(self.timelines.offsets, self.positive_A, side="right") - 1
+        num_askable = int(is_first(user_A, self.timelines.pin[self.positive_A].astype(np.int64)).sum())
+        num_unaskable = int(is_first(self.unaskable.user_P, self.unaskable.pin_P).sum())
+        return num_unaskable / max(1, num_askable + num_unaskable)
 
     @property
     def num_users(self) -> int:
@@ -85,28 +131,10 @@ class Question:
         """Hash of users, positives and index: scores of one question can be compared user by user."""
         content = hashlib.sha256(f"{self.data.fingerprint} {self.num_days}".encode())
         content.update(repr(self.user_ids.to_pylist()).encode())
-        for values in (self.timelines.offsets, self.timelines.ts, self.positive_A, self.index_pin):
+        timelines = self.timelines
+        for values in (timelines.offsets, timelines.ts, self.positive_A, self.index_pin, *self.unaskable):
             content.update(np.ascontiguousarray(values, np.int64).data)
         return content.hexdigest()[:16]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Queries:
-    """A question at some frequency. Queries are sorted by user, and the queries of a user by time."""
-
-    user_Q: np.ndarray
-    end_Q: np.ndarray
-    """First action of the user's timeline that the embedding does not read."""
-    shown_U: np.ndarray
-    """One query of each user, drawn at random, that counts for diversity: more embeddings would look more diverse."""
-    positive_A: np.ndarray
-    """Rows of the positives in the question's timelines, in the order of their queries."""
-    query_P: np.ndarray
-    """Query that searches for each positive."""
-    is_counted_P: np.ndarray
-    """Whether a positive is the first of its query on its pin: recall counts distinct pins."""
-    is_counted_by_type_P: np.ndarray
-    """Whether a positive is the first of its query on its pin with its action type."""
 
 
 def open_question(site: Site, data: TrainingSet, *, progress: Progress) -> Question:
@@ -121,35 +149,37 @@ def open_question(site: Site, data: TrainingSet, *, progress: Progress) -> Quest
     with_positives, counts = _users_with_positives(site, data, days, held_out)
     if not len(with_positives):
         raise PipelineError(
-            f"no held-out user has a positive action after {cut_ds} on a pin that had a feature then: there is nothing "
-            "to evaluate models with",
+            f"no held-out user has a positive action after {cut_ds}: there is nothing to evaluate models with",
             "ingest the days after the cut, or choose an earlier cut",
         )
     rng = np.random.default_rng([SEED, 0x5A3])
     users = with_positives[sample_below(len(with_positives), limits.num_users, rng)]
     user_ids = held_out.take(pa.array(users))
-    timelines = _joined(data, users, _read_later(site, data, days, user_ids))
-    positive_A = np.flatnonzero(timelines.is_positive & (timelines.ts >= data.cut_us))
+    later, unaskable = _read_later(site, data, days, user_ids)
+    timelines = _joined(data.held_out, users, later)
+    question = Question(
+        data=data,
+        user_ids=user_ids,
+        timelines=timelines,
+        positive_A=np.flatnonzero(timelines.is_positive & (timelines.ts >= data.cut_us)),
+        index_pin=data.sample_candidates(limits.num_pins, np.random.default_rng([SEED, 0x1DE])),
+        num_days=len(days),
+        counts=counts,
+        unaskable=unaskable,
+    )
     counts |= {
         "held_out_users": len(held_out),
         "users_without_positives": len(held_out) - len(with_positives),
         "users": len(users),
-        "positives": len(positive_A),
+        "positives": len(question.positive_A),
+        "unaskable_positives": len(unaskable.user_P),
     }
-    index_pin = data.sample_candidates(limits.num_pins, np.random.default_rng([SEED, 0x1DE]))
     progress(
-        f"{len(users):,} held-out users with {len(positive_A):,} positives in the {len(days)} days after {cut_ds}, "
-        f"index of {len(index_pin):,} pins"
+        f"{question.share_unaskable:.1%} of the positives are on pins without a vector at the cut and count as misses "
+        f"({len(unaskable.user_P):,} actions): {len(users):,} held-out users with {counts['positives']:,} positives on "
+        f"other pins in the {len(days)} days after {cut_ds}, index of {question.num_pins:,} pins"
     )
-    return Question(
-        data=data,
-        user_ids=user_ids,
-        timelines=timelines,
-        positive_A=positive_A,
-        index_pin=index_pin,
-        num_days=len(days),
-        counts=counts,
-    )
+    return question
 
 
 def _last_day(site: Site, cut_ds: str) -> str:
@@ -168,7 +198,7 @@ def _users_with_positives(
 ) -> tuple[np.ndarray, dict[str, int]]:
     """Return the rows of the held-out users with positives, and counts of the positives that are left out."""
     trained, found = data.train.user_ids(), np.zeros(len(held_out), bool)
-    counts = {"positives_of_unknown_users": 0, "positives_on_unknown_pins": 0}
+    counts = {"positives_of_unknown_users": 0, "positives_with_unknown_words": 0}
     for ds in days:
         for path in bucket_files(site, ds).values():
             actions = read_parquet(path)
@@ -176,119 +206,96 @@ def _users_with_positives(
             is_held_out = pc.is_in(actions["user_id"], held_out)
             is_known = pc.or_(is_held_out, pc.is_in(actions["user_id"], trained))
             counts["positives_of_unknown_users"] += pc.sum(pc.invert(is_known)).as_py() or 0
-            actions = _coded(data, actions.filter(is_held_out))
-            counts["positives_on_unknown_pins"] += actions.num_unknown_pins
-            found[pc.index_in(actions.user_id, held_out).to_numpy()] = True
+            actions = actions.filter(is_held_out)
+            is_known = _has_known_words(data, actions)
+            counts["positives_with_unknown_words"] += int((~is_known).sum())
+            found[pc.index_in(actions["user_id"].filter(pa.array(is_known)), held_out).to_numpy()] = True
     return np.flatnonzero(found), counts
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Actions:
-    """Actions encoded with the training set's vocabularies, without those that have no code."""
-
-    user_id: pa.ChunkedArray
-    columns: dict[str, np.ndarray] = field(repr=False)
-    num_unknown_pins: int
-
-
-def _coded(data: TrainingSet, actions: pa.Table, is_positive: np.ndarray | None = None) -> _Actions:
-    columns: dict[str, Any] = {
-        "pin": find_pins(data.path / "pins" / "pin_id.arrow", actions["pin_id"].combine_chunks()),
-        "ts": actions["ts"].cast(pa.int64()).to_numpy(),
-        "action_type": encode_words(actions["action_type"], data.action_types),
-        "surface": encode_words(actions["surface"], data.surfaces),
-        "duration": actions["duration_s"].to_numpy(),
-        "is_positive": np.ones(actions.num_rows, bool) if is_positive is None else is_positive,
-    }
-    is_known = (columns["pin"] >= 0) & (columns["action_type"] >= 0) & (columns["surface"] >= 0)
-    return _Actions(
-        user_id=actions["user_id"].filter(pa.array(is_known)),
-        columns={name: values[is_known] for name, values in columns.items()},
-        num_unknown_pins=int((columns["pin"] < 0).sum()),
-    )
+def _has_known_words(data: TrainingSet, actions: pa.Table) -> np.ndarray:
+    """Return which actions have an action type and a surface that training saw."""
+    action_type, surface = encode_words(actions["action_type"], data.action_types), actions["surface"]
+    return np.asarray((action_type >= 0) & (encode_words(surface, data.surfaces) >= 0))
 
 
 def _read_later(
     site: Site, data: TrainingSet, days: list[str], user_ids: pa.Array
-) -> tuple[np.ndarray, dict[str, Any]]:
-    """Return all actions of these users after the cut: the place of the user in `user_ids`, and timeline columns."""
-    users, parts = [], []
+) -> tuple[dict[str, np.ndarray], Unaskable]:
+    """Return the actions of these users after the cut, by column, with the user's place in `user_ids` as `user`; and
+    their positives on unknown pins. Actions with unknown words are left out."""
+    parts, unknown_pins = [], []
     for ds in days:
         for path in bucket_files(site, ds).values():
             actions = read_parquet(path, filters=pc.field("user_id").isin(user_ids))
-            coded = _coded(data, actions, positive_mask(actions, site.source.positive))
-            users.append(pc.index_in(coded.user_id, user_ids).to_numpy())
-            parts.append(coded.columns)
-    return np.concatenate(users), {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
+            actions = actions.filter(pa.array(_has_known_words(data, actions)))
+            part = {
+                "user": pc.index_in(actions["user_id"], user_ids).to_numpy().astype(np.int64),
+                "pin": find_pins(data.path / "pins" / "pin_id.arrow", actions["pin_id"].combine_chunks()),
+                "ts": actions["ts"].cast(pa.int64()).to_numpy(),
+                "action_type": encode_words(actions["action_type"], data.action_types),
+                "surface": encode_words(actions["surface"], data.surfaces),
+                "duration": actions["duration_s"].to_numpy(),
+                "is_positive": positive_mask(actions, site.source.positive),
+            }
+            unknown_pins.append(actions["pin_id"].filter(pa.array(part["pin"] < 0)).combine_chunks())
+            parts.append(part)
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    encoded = pa.concat_arrays(unknown_pins).dictionary_encode()
+    columns["pin"][columns["pin"] < 0] = -1 - encoded.indices.to_numpy()
+    order = np.lexsort((columns["ts"], columns["user"]))
+    columns = {name: values[order] for name, values in columns.items()}
+    is_askable = columns["pin"] >= 0
+    askable, others = ({name: values[mask] for name, values in columns.items()} for mask in (is_askable, ~is_askable))
+    before = _earlier_actions(data, user_ids, encoded.dictionary)
+    others["first_ts"] = _first_ts(others, before)
+    names = ("user", "ts", "pin", "action_type", "first_ts")
+    return askable, Unaskable(*(others[name][others["is_positive"]] for name in names))
 
 
-def _joined(data: TrainingSet, users: np.ndarray, later: tuple[np.ndarray, dict[str, Any]]) -> Timelines:
-    """Join the newest MAX_HISTORY actions before the cut with all `later` ones, which are in order for each user."""
-    first_U, last_U = data.held_out.offsets[users], data.held_out.offsets[users + 1]
-    first_U = np.maximum(first_U, last_U - MAX_HISTORY)
-    user_A, number_A = ragged(last_U - first_U)
-    history_A = first_U[user_A] + number_A
-    user_all = np.concatenate([user_A, later[0]])
-    order = np.argsort(user_all, kind="stable")  # the past comes first, and days ascend
-    columns: dict[str, Any] = {
-        name: np.concatenate([np.asarray(getattr(data.held_out, name))[history_A], later[1][name]])[order]
-        for name in COLUMNS
+def _earlier_actions(data: TrainingSet, user_ids: pa.Array, pin_ids: pa.Array) -> dict[str, np.ndarray]:
+    """Return the first actions of these users before the cut on these pins, which have no vector.
+
+    Training sets of older versions do not have them: the pins then count as new.
+    """
+    path = data.path / "held_out" / WITHOUT_VECTOR
+    if not path.exists():
+        return {name: np.zeros(0, np.int64) for name in ("user", "pin", "ts")}
+    found = read_arrow(path)
+    found = found.filter(pc.and_(pc.is_in(found["user_id"], user_ids), pc.is_in(found["pin_id"], pin_ids)))
+    return {
+        "user": pc.index_in(found["user_id"], user_ids).to_numpy().astype(np.int64),
+        "pin": -1 - pc.index_in(found["pin_id"], pin_ids).to_numpy().astype(np.int64),
+        "ts": found["ts"].cast(pa.int64()).to_numpy(),
     }
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(user_all, minlength=len(users)))])
-    return Timelines(offsets=offsets, **columns)
 
 
-def ask(question: Question, frequency: Frequency) -> Queries:
-    """Return the embeddings that a frequency needs, and the positives that each of them searches for."""
-    timelines, positive_A = question.timelines, question.positive_A
-    cut_us = question.data.cut_us
-    user_P = np.searchsorted(timelines.offsets, positive_A, side="right") - 1
-    if frequency == "realtime":
-        num_U, key_U = np.bincount(user_P, minlength=question.num_users), mixed(SEED, np.arange(question.num_users))
-        user_P, number_P = draw_distinct(num_U, REALTIME_POSITIVES, key_U)
-        positive_A = np.sort(positive_A[(np.cumsum(num_U) - num_U)[user_P] + number_P])
-    match frequency:
-        case "once":
-            end_P = _actions_before(timelines, user_P, np.full(len(positive_A), cut_us))
-        case "daily":
-            day_P = (timelines.ts[positive_A] - cut_us) // DAY_US
-            end_P = _actions_before(timelines, user_P, cut_us + (day_P - 1) * DAY_US)
-        case "realtime":
-            end_P = positive_A
-    queries, query_P = np.unique(np.stack([user_P, end_P]), axis=1, return_inverse=True)
-    order = np.argsort(query_P.ravel(), kind="stable")
-    positive_A, query_P = positive_A[order], query_P.ravel()[order]
-    pin_P, type_P = timelines.pin[positive_A].astype(np.int64), timelines.action_type[positive_A].astype(np.int64)
-    user_Q = queries[0]
-    return Queries(
-        user_Q=user_Q,
-        end_Q=queries[1],
-        shown_U=_one_each(user_Q),
-        positive_A=positive_A,
-        query_P=query_P,
-        is_counted_P=_is_first(query_P, pin_P),
-        is_counted_by_type_P=_is_first(query_P, pin_P, type_P),
-    )
+def _first_ts(actions: dict[str, np.ndarray], before: dict[str, np.ndarray]) -> np.ndarray:
+    """Return the time of the user's first action on the pin of each action, which may be one of those before."""
+    user, pin, ts = (np.concatenate([before[name], actions[name]]) for name in ("user", "pin", "ts"))
+    _, inverse = np.unique(np.stack([user, pin]), axis=1, return_inverse=True)
+    first = np.full(inverse.max(initial=-1) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, inverse.ravel(), ts)
+    return first[inverse.ravel()[len(before["ts"]) :]]
 
 
-def _actions_before(timelines: Timelines, user_P: np.ndarray, moment_us_P: np.ndarray) -> np.ndarray:
-    """Return the row of the user's first action at or after a moment, or the end of the user's timeline."""
-    pairs, inverse = np.unique(np.stack([user_P, moment_us_P]), axis=1, return_inverse=True)
-    offsets = timelines.offsets
-    ends = [
-        offsets[user] + np.searchsorted(timelines.ts[offsets[user] : offsets[user + 1]], moment)
-        for user, moment in pairs.T
-    ]
-    return np.array(ends, np.int64)[inverse.ravel()]
+def _joined(held_out: Timelines, users: np.ndarray, later: dict[str, np.ndarray]) -> Timelines:
+    """Return each user's actions before the cut, followed by the user's `later` ones, which are sorted by user."""
+    first_U, last_U = held_out.offsets[users], held_out.offsets[users + 1]
+    later_offsets = np.concatenate([[0], np.cumsum(np.bincount(later["user"], minlength=len(users)))])
+    columns: dict[str, Any] = {}
+    for name in COLUMNS:
+        before = np.asarray(getattr(held_out, name))
+        parts = [
+            part
+            for user, (first, last) in enumerate(zip(first_U.tolist(), last_U.tolist(), strict=True))
+            for part in (before[first:last], later[name][later_offsets[user] : later_offsets[user + 1]])
+        ]
+        columns[name] = np.concatenate(parts, dtype=before.dtype, casting="unsafe")
+    return Timelines(offsets=np.concatenate([[0], np.cumsum(last_U - first_U)]) + later_offsets, **columns)
 
 
-def _one_each(user_Q: np.ndarray) -> np.ndarray:
-    """Return one query of each user, all equally likely; the same at every call."""
-    first_U, count_U = np.unique(user_Q, return_index=True, return_counts=True)[1:]
-    return first_U + (np.random.default_rng([SEED, 0xD1]).random(len(first_U)) * count_U).astype(np.int64)
-
-
-def _is_first(*columns: np.ndarray) -> np.ndarray:
+def is_first(*columns: np.ndarray) -> np.ndarray:
     """Return for each row whether no row before it is equal."""
     first = np.unique(np.stack(columns), axis=1, return_index=True)[1]
     result = np.zeros(len(columns[0]), bool)

@@ -18,18 +18,39 @@ from pf_core.config.serving import Frequency
 from pf_core.evaluation.manifest import BY_TYPE
 from pf_core.storage.files import read_parquet, write_file
 
+NUMBERS = (
+    *("num_positives", "num_unaskable", "num_new", "recall_at_10", "recall_at_50", "askable_recall_at_10"),
+    *("discovery_at_10", "discovery_at_50"),
+)
+"""Columns of the file that are one number of each user."""
+
+ENTROPY = "interest_entropy_at_50"
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UserScores:
     """Scores of the evaluated users, in one order for all embedders; NaN where undefined. U users, A days of age."""
 
     num_positives: np.ndarray
+    """Distinct pins to find, those without a vector included."""
+    num_unaskable: np.ndarray
+    """How many of them have no vector, and are misses."""
+    num_new: np.ndarray
+    """How many of them are new to the user: the question `discovery`."""
     recall_at_10: np.ndarray
+    recall_at_50: np.ndarray
+    askable_recall_at_10: np.ndarray
+    """Recall of the pins with a vector."""
+    discovery_at_10: np.ndarray
+    """Recall of the new pins, when pins that the user has seen are no candidates."""
+    discovery_at_50: np.ndarray
     recall_at_10_by_type: Mapping[str, np.ndarray]
     """Recall by action type of the positives; NaN for users without positives of that type."""
-    interest_entropy_at_50: np.ndarray
+    interest_entropy_at_50: np.ndarray | None
+    """None if the site's pins have no interests."""
     top_10: np.ndarray
-    """top_UK (int32): rows of the index, nearest first; -1 for a user without an embedding."""
+    """top_UK (int32): rows of the index, nearest first; -1 where there is no result, as for a user without an
+    embedding."""
     hits_UA: np.ndarray
     """Positives found within the first ten, by the day after the cut on which they happened (int32)."""
     positives_UA: np.ndarray
@@ -80,9 +101,8 @@ def _to_table(user_ids: pa.Array, frequency: str, scores: UserScores) -> pa.Tabl
         {
             "frequency": [frequency] * len(user_ids),
             "user_id": user_ids,
-            "num_positives": scores.num_positives,
-            "recall_at_10": scores.recall_at_10,
-            "interest_entropy_at_50": scores.interest_entropy_at_50,
+            **{name: getattr(scores, name) for name in NUMBERS},
+            **({} if scores.interest_entropy_at_50 is None else {ENTROPY: scores.interest_entropy_at_50}),
             "top_10": _to_lists(scores.top_10),
             "hits_by_day": _to_lists(scores.hits_UA),
             "positives_by_day": _to_lists(scores.positives_UA),
@@ -100,12 +120,11 @@ def _from_table(table: pa.Table) -> UserScores:
         return np.array(lists.flatten().to_numpy()).reshape(len(lists), -1)
 
     return UserScores(
-        num_positives=column("num_positives"),
-        recall_at_10=column("recall_at_10"),
+        **{name: column(name) for name in NUMBERS},
         recall_at_10_by_type={
             name.removeprefix(BY_TYPE): column(name) for name in table.column_names if name.startswith(BY_TYPE)
         },
-        interest_entropy_at_50=column("interest_entropy_at_50"),
+        interest_entropy_at_50=column(ENTROPY) if ENTROPY in table.column_names else None,
         top_10=matrix("top_10"),
         hits_UA=matrix("hits_by_day"),
         positives_UA=matrix("positives_by_day"),

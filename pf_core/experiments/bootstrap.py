@@ -261,7 +261,8 @@ def _interval(draws: np.ndarray) -> Interval:
 
 def _values(users: UserScores, metric: Metric) -> np.ndarray:
     if metric.name == "entropy":
-        return users.interest_entropy_at_50
+        entropy_U = users.interest_entropy_at_50
+        return np.full(len(users.recall_at_10), np.nan) if entropy_U is None else entropy_U
     return users.recall_at_10 if metric.task == ALL else users.recall_at_10_by_type[metric.task]
 
 

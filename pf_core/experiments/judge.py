@@ -5,7 +5,6 @@ The scores of the users and the judgement are written to the seed's folder; the 
 
 import time
 
-from pf_core.evaluation.discovery import on_new_pins
 from pf_core.evaluation.embedders import BASELINE_EMBEDDERS, QueryEmbedder, open_model_embedder
 from pf_core.evaluation.protocol import recall_by_density, score_embedder
 from pf_core.evaluation.question import Question
@@ -62,15 +61,9 @@ def _by_density(plan: PlannedSeed, question: Question, embedder: QueryEmbedder, 
 
 def _beside_rivals(
     plan: PlannedSeed, question: Question, embedder: QueryEmbedder, progress: Progress
-) -> dict[str, dict[str, ByDensity]]:
-    """Return the metrics of the model and of its RIVALS, by kind of positives and by name."""
+) -> dict[str, ByDensity]:
+    """Return the metrics of the model and of its RIVALS, by name."""
     if not has_content_noise(plan.experiment):
         return {}
-    found: dict[str, dict[str, ByDensity]] = {}
-    questions = {"all positives": question, "positives on pins new to the user": on_new_pins(question)}
-    for kind, asked in questions.items():
-        embedders = {BASE: embedder} | {name: BASELINE_EMBEDDERS[name](asked) for name in RIVALS}
-        found[kind] = {
-            name: recall_by_density(asked, each, name, progress=progress) for name, each in embedders.items()
-        }
-    return found
+    embedders = {BASE: embedder} | {name: BASELINE_EMBEDDERS[name](question) for name in RIVALS}
+    return {name: recall_by_density(question, each, name, progress=progress) for name, each in embedders.items()}

@@ -25,8 +25,8 @@ class Judgement(TypedDict):
     metrics: dict[Frequency, MetricSummary]
     by_density: ByDensity
     """Empty unless the experiment is part of the model comparison."""
-    beside_rivals: dict[str, dict[str, ByDensity]]
-    """By kind of positives and by model or baseline; empty unless the content vectors are noisy."""
+    beside_rivals: dict[str, ByDensity]
+    """By model or baseline; empty unless the content vectors are noisy."""
     training: dict[str, Any] | None
     """result.json of the training; None for a baseline."""
     judging_seconds: float

@@ -60,7 +60,7 @@ def _model_comparison() -> Section:
         columns=(RECALL, ENTROPY, COVERAGE),
         rows=(
             Row("Popularity, last week", "popularity_7d"),
-            Row("Popularity, all days", "popularity_365d"),
+            Row("Popularity, all days", "popularity_ever"),
             Row("Mean of 20 newest pins", "mean_of_20"),
             Row("Mean of 100 newest pins", "mean_of_100"),
             Row("PinnerSage (5 clusters)", "pinnersage_5", {**_both(0.026, 0.130), ENTROPY: 1.69}),

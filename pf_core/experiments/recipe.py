@@ -79,7 +79,7 @@ Experiment = Recipe | Baseline
 
 BASELINES = (
     Baseline(name="popularity_7d", why="The pins with the most positive actions in the week before the cut."),
-    Baseline(name="popularity_365d", why="The pins with the most positive actions in all of the timelines."),
+    Baseline(name="popularity_ever", why="The pins with the most positive actions in all of the timelines."),
     Baseline(name="mean_of_20", why="The mean content vector of a user's 20 newest pins: what needs no training."),
     Baseline(name="mean_of_100", why="The mean content vector of a user's 100 newest pins."),
     Baseline(name="pinnersage_5", why="PinnerSage's 5 most important clusters; an oracle picks one for each positive."),

@@ -31,6 +31,10 @@ from pf_core.storage.files import remove_tree, write_file
 from pf_core.timelines.arrays import encode_words
 from pf_core.timelines.build import TimelineState, read_bucket, timeline_state
 
+WITHOUT_VECTOR = "without_vector.arrow"
+"""File of the held-out users' pins without a feature: user_id, pin_id, and ts, the time of the first action on it. An
+evaluation needs them to know what is new to a user."""
+
 
 class Vocabularies(TypedDict):
     """Words of the actions of the users who train, sorted; the position of a word is its code."""
@@ -53,6 +57,8 @@ class PackedBucket(TypedDict):
     """Users on the deletion list."""
     no_feature: int
     """Actions on pins without a feature."""
+    held_out_no_feature: int
+    """Those of held-out users."""
     vocabularies: Vocabularies
 
 
@@ -113,6 +119,7 @@ def pack_buckets(build: Path, site: Site, cut_ds: str, *, engine: Engine, progre
         "users": sum(part["users"] for part in parts),
         "users_forgotten": sum(part["users_forgotten"] for part in parts),
         "no_feature": sum(part["no_feature"] for part in parts),
+        "held_out_no_feature": sum(part["held_out_no_feature"] for part in parts),
         "vocabularies": {
             "action_type": sorted({word for known in words for word in known["action_type"]}),
             "surface": sorted({word for known in words for word in known["surface"]}),
@@ -128,26 +135,39 @@ def _pack_bucket(task: _BucketTask) -> PackedBucket:
     actions = pa.table({name: pc.list_flatten(timelines[name]) for name in TIMELINE_LISTS})
     pin = find_pins(fetched(task.pin_ids), actions["pin_id"].combine_chunks())
     user = np.repeat(np.arange(timelines.num_rows), pc.list_value_length(timelines["ts"]).to_numpy())
+    held_out = is_held_out(timelines["user_id"].combine_chunks(), task.held_out_share)
+    is_without_vector = (pin < 0) & held_out[user]
+    without_vector = _first_actions(
+        timelines["user_id"].take(pa.array(user[is_without_vector])),
+        actions.select(["pin_id", "ts"]).filter(pa.array(is_without_vector)),
+    )
     actions = actions.append_column("pin", pa.array(pin)).append_column("user", pa.array(user))
     actions = actions.drop_columns(["pin_id"]).filter(pa.array(pin >= 0)).unify_dictionaries()
     actions = actions.append_column("is_positive", pa.array(positive_mask(actions, task.positive)))
     cut_us = ds_start_us(shift_ds(task.cut_ds, 1))
     assert not pc.any(pc.greater_equal(actions["ts"].cast(pa.int64()), cut_us)).as_py()
-    held_out = is_held_out(timelines["user_id"].combine_chunks(), task.held_out_share)
     users = timelines.select(["user_id"]).append_column("is_held_out", pa.array(held_out))
     trains = actions.filter(pa.array(~held_out[actions["user"].to_numpy()]))
-    for name, table in (("users", users), ("actions", actions)):
-        with write_file(task.part / f"{name}.arrow") as path, pa.ipc.new_file(path, table.schema) as writer:
+    for name, table in (("users.arrow", users), ("actions.arrow", actions), (WITHOUT_VECTOR, without_vector)):
+        with write_file(task.part / name) as path, pa.ipc.new_file(path, table.schema) as writer:
             writer.write_table(table)
     return {
         "users": users.num_rows,
         "users_forgotten": pc.sum(is_forgotten).as_py() or 0,
         "no_feature": int((pin < 0).sum()),
+        "held_out_no_feature": int(is_without_vector.sum()),
         "vocabularies": {
             "action_type": trains["action_type"].unique().to_pylist(),
             "surface": trains["surface"].unique().to_pylist(),
         },
     }
+
+
+def _first_actions(user_id: pa.ChunkedArray, actions: pa.Table) -> pa.Table:
+    """Return the time of each user's first action on each pin, sorted by user and pin."""
+    actions = actions.append_column("user_id", user_id)
+    first = actions.group_by(["user_id", "pin_id"]).aggregate([("ts", "min")]).rename_columns({"ts_min": "ts"})
+    return first.select(["user_id", "pin_id", "ts"]).sort_by([("user_id", "ascending"), ("pin_id", "ascending")])
 
 
 def join_buckets(build: Path, target: Path, site: Site, *, num_pins: int, vocabularies: Vocabularies) -> JoinedBuckets:
@@ -161,9 +181,15 @@ def join_buckets(build: Path, target: Path, site: Site, *, num_pins: int, vocabu
         train, held_out = (
             stack.enter_context(closing(_Split(target / name, site, pin_dtype))) for name in ("train", "held_out")
         )
+        without_vector = None
         for bucket in range(site.timelines.num_buckets):
             part = _part_dir(build, bucket)
             local = fetched(part)
+            first_actions = read_arrow(local / WITHOUT_VECTOR)
+            if without_vector is None:
+                file = target / "held_out" / WITHOUT_VECTOR
+                without_vector = stack.enter_context(pa.ipc.new_file(file, first_actions.schema))
+            without_vector.write_table(first_actions)
             users, actions = (read_arrow(local / f"{name}.arrow") for name in ("users", "actions"))
             columns = {name: actions[name].to_numpy() for name in ("user", "pin", "is_positive")}
             columns["ts"] = actions["ts"].cast(pa.int64()).to_numpy()

@@ -55,6 +55,8 @@ class TrainingSetCounts(TypedDict):
     train: SplitCounts
     held_out: SplitCounts
     dropped: DroppedCounts
+    held_out_no_feature: NotRequired[int]
+    """How many of `dropped.no_feature` are actions of held-out users; not in sets of older versions."""
     users_left_out: int
     """Users without an action that is left."""
     users_forgotten: int
@@ -240,6 +242,7 @@ def _fill(build: Path, site: Site, cut_ds: str, engine: Engine, progress: Progre
             "unknown_action_type": joined["unknown_action_type"],
             "unknown_surface": joined["unknown_surface"],
         },
+        "held_out_no_feature": packed["held_out_no_feature"],
         "users_left_out": packed["users"] - joined["train"]["users"] - joined["held_out"]["users"],
         "users_forgotten": packed["users_forgotten"],
         "pins": num_pins["pins"],

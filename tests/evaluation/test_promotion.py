@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +14,11 @@ from pf_core.config.site import Site
 from pf_core.errors import PipelineError
 from pf_core.evaluation import promotion
 from pf_core.evaluation.embedders import BASELINE_EMBEDDERS
-from pf_core.evaluation.manifest import Promote, recall_by_type
+from pf_core.evaluation.manifest import ORACLES, Comparison, Promote, QuestionName, recall_by_type
 from pf_core.evaluation.promotion import (
     Decision,
     NamedModel,
+    compare_with_baselines,
     decide_promotion,
     evaluate_and_decide,
     evaluate_models,
@@ -24,6 +26,8 @@ from pf_core.evaluation.promotion import (
 )
 from pf_core.evaluation.scores import Scores, UserScores, read_scores, recall_by_day
 from pf_core.evaluation.summary import summarize
+from pf_core.evaluation.verdict import judge_baselines
+from pf_core.metrics.bootstrap import bootstrap_interval
 from pf_core.training.training_set import TrainingSet, latest_training_set, open_training_set
 from tests.support.judging import CUT, LAST, NUM_PINS, make_judged_site, write_model
 
@@ -41,7 +45,13 @@ def scores(recall_U: list[float], num_covered: int) -> Scores:
     top = np.arange(num_users * 10).reshape(num_users, 10) % max(num_covered, 1)
     each = UserScores(
         num_positives=np.ones(num_users, np.int64),
+        num_unaskable=np.zeros(num_users, np.int64),
+        num_new=np.ones(num_users, np.int64),
         recall_at_10=np.array(recall_U),
+        recall_at_50=np.array(recall_U),
+        askable_recall_at_10=np.array(recall_U),
+        discovery_at_10=np.array(recall_U) / 2,
+        discovery_at_50=np.array(recall_U),
         recall_at_10_by_type={},
         interest_entropy_at_50=np.zeros(num_users),
         top_10=(top if num_covered else np.full_like(top, -1)).astype(np.int32),
@@ -51,8 +61,14 @@ def scores(recall_U: list[float], num_covered: int) -> Scores:
     return Scores(question="q", index_size=INDEX_SIZE, user_ids=pa.array(range(num_users)), frequencies={"once": each})
 
 
+AGAINST: dict[QuestionName, Comparison] = {
+    name: {"candidate": 0.5, "baseline": 0.25, "best": "own_frequency", "difference_interval": [0.125, 0.375]}
+    for name in ("all", "discovery")
+}
+
+
 def decided(candidate: Scores, champion: Scores) -> Decision:
-    return decide_promotion("new", "old", {"new": candidate, "old": champion}, RULE)
+    return decide_promotion("new", "old", {"new": candidate, "old": champion}, AGAINST, RULE)
 
 
 CHAMPION = scores([0.5] * 80, 80)
@@ -86,12 +102,13 @@ def test_the_reason_is_a_sentence() -> None:
     better = decided(scores([0.625] * 80, 80), CHAMPION)
     assert better.reason == (
         "recall@10 0.6250 against the champion's 0.5000 (95 % of the difference: +0.1250 to +0.1250); "
-        "P90 coverage@10 0.4500 against the champion's 0.4500"
+        "P90 coverage@10 0.4500 against the champion's 0.4500; "
+        "discovery@10 0.3125 against the champion's 0.2500 does not decide"
     )
     worse = decided(scores([0.25] * 80, 80), CHAMPION)
     assert worse.reason == (
         "recall@10 0.2500 against the champion's 0.5000 (95 % of the difference: -0.2500 to -0.2500), of which it may "
-        "lose 12.5 %: it needs 0.4375"
+        "lose 12.5 %: it needs 0.4375; discovery@10 0.1250 against the champion's 0.2500 does not decide"
     )
     both = decided(scores([0.25] * 80, 16), CHAMPION).reason
     assert "recall@10 0.2500" in both
@@ -100,9 +117,50 @@ def test_the_reason_is_a_sentence() -> None:
 
 def test_without_a_champion_and_against_itself() -> None:
     judged = {"old": CHAMPION}
-    assert decide_promotion("old", None, judged, RULE) == Decision(promote=True, reason="there is no champion yet")
-    assert decide_promotion("old", "old", judged, RULE) == Decision(promote=False, reason="old is the champion already")
+    assert decide_promotion("old", "old", judged, AGAINST, RULE) == Decision(
+        promote=False, reason="old is the champion already"
+    )
     assert decided(scores([0.1] * 80, 80), scores([0.0] * 80, 0)).promote
+
+
+@pytest.mark.parametrize(
+    ("first", "candidate", "promotes"),
+    [
+        ("always", 0.125, True),
+        ("always", 0.5, True),
+        ("only_if_better", 0.5, True),
+        ("only_if_better", 0.25, False),  # as good is not better
+        ("only_if_better", 0.125, False),
+    ],
+)
+def test_the_first_model(first: str, candidate: float, promotes: bool) -> None:
+    against = AGAINST | {"all": AGAINST["all"] | {"candidate": candidate}}
+    rule = PromotionConfig(first=first)
+    decision = decide_promotion("new", None, {"new": CHAMPION}, against, rule)
+    assert decision.promote == promotes
+    assert decision.reason.startswith("there is no champion yet")
+    assert f"all positives: recall@10 {candidate:.4f} against 0.2500 of own_frequency" in decision.reason
+    assert "discovery: recall@10 0.5000 against 0.2500" in decision.reason
+    assert ("only_if_better" in decision.reason) == (first == "only_if_better")
+
+
+def test_the_best_baseline_of_each_question_is_compared_by_user() -> None:
+    """`scores` gives half of the recall in discovery. The oracle is better than all others, and does not count."""
+    candidate = scores([0.5, 0.25, 0.75, 0.5], 10)
+    baselines = {
+        "popularity_7d": scores([0.0, 0.0, 0.25, 0.0], 10),
+        "own_frequency": scores([0.5, 0.5, 1.0, 0.75], 10),
+        "pinnersage_20": scores([1.0] * 4, 10),
+    }
+    found = compare_with_baselines(candidate, baselines)
+    assert list(found) == ["all", "discovery"]
+    everything = found["all"]
+    assert everything["best"] == "own_frequency"
+    assert everything["candidate"] == (0.5 + 0.25 + 0.75 + 0.5) / 4
+    assert everything["baseline"] == (0.5 + 0.5 + 1.0 + 0.75) / 4
+    assert everything["difference_interval"] == list(bootstrap_interval(np.array([0, -0.25, -0.25, -0.25])))
+    assert everything["difference_interval"][0] == -0.25
+    assert found["discovery"]["candidate"] == everything["candidate"] / 2
 
 
 BETTER = Decision(promote=True, reason="it is better")
@@ -155,11 +213,13 @@ def test_models_and_baselines_are_asked_the_same(site: Site, data: TrainingSet, 
     assert list(evaluation.models) == ["good", "bad"]
     assert list(evaluation.models["good"].frequencies) == ["once", "daily", "realtime"]
     assert list(evaluation.baselines) == [
-        *("popularity_7d", "popularity_365d", "mean_of_20", "mean_of_100", "pinnersage_5", "pinnersage_20")
+        *("popularity_7d", "popularity_28d", "popularity_ever", "own_frequency", "own_frequency_120d"),
+        *("mean_of_20", "mean_of_100", "pinnersage_5", "pinnersage_20"),
     ]
     recall = {name: summarize(scores)["once"]["recall_at_10"] for name, scores in all_scores.items()}
     assert recall["good"] > 1.2 * recall["bad"]
-    assert len(lines) == 1 + 8
+    assert len(lines) == 1 + 2 + 9
+    assert lines[-1].startswith("pinnersage_20 (an oracle): recall@10 ")
     again = evaluate_models(site, data, models, progress=silent)
     assert {name: summarize(scores)["once"]["recall_at_10"] for name, scores in again.models.items()} == {
         name: recall[name] for name in models
@@ -213,6 +273,26 @@ def test_the_manifest_of_an_evaluation(site: Site, data: TrainingSet, tmp_path: 
     reason = manifest["decision"]["reason"]
     assert manifest["decision"] == {"promote": True, "reason": reason, "asked_for": "auto"}
     assert manifest["candidate_is_champion"]
+    assert manifest["index"] == "paper"
+    assert manifest["without_vector"] == {
+        "share_of_actions": 0,
+        "share_of_positives": 0,
+        "remedy": "source.pins.catalogue: pins/{ds}.parquet has no row with `vector` for these pins at the cut",
+    }
+    once = {name: each["once"] for name, each in manifest["summaries"].items() if name not in ORACLES}
+    for name, recall in (
+        ("all", {name: each["recall_at_10"] for name, each in once.items()}),
+        ("discovery", {name: each["discovery_at_10"] for name, each in once.items()}),
+    ):
+        compared = manifest["against_baselines"][cast("QuestionName", name)]
+        assert compared["candidate"] == recall["good"]
+        assert (
+            compared["baseline"]
+            == recall[compared["best"]]
+            == max(recall[each] for each in once.keys() - {"good", "bad"})
+        )
+    assert judge_baselines(manifest).ds == LAST
+    assert "interest_entropy_at_50" not in manifest["summaries"]["good"]["once"]  # the site has no interests
     assert lines[-1] == f"promoted: {reason}"
 
 

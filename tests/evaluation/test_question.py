@@ -1,20 +1,27 @@
 """The question after the cut: its users and positives, what is left out, and what each frequency reads."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from pf_core.config.serving import Frequency, PromotionConfig
 from pf_core.config.site import Site
+from pf_core.config.source import PinsSource
 from pf_core.config.training import TrainingConfig
 from pf_core.days import ds_range, shift_ds
 from pf_core.errors import PipelineError
+from pf_core.evaluation import queries as frequencies
 from pf_core.evaluation import question as evaluation
-from pf_core.evaluation.question import Queries, ask, open_question
+from pf_core.evaluation.protocol import score_baseline
+from pf_core.evaluation.queries import Queries, ask
+from pf_core.evaluation.question import open_question
+from pf_core.evaluation.vector_coverage import vector_coverage
 from pf_core.hashing import is_held_out
 from pf_core.pins.features import build_pin_features
 from pf_core.training.training_set import TrainingSet, build_training_set, latest_training_set, open_training_set
@@ -73,11 +80,76 @@ def test_the_question_is_what_held_out_users_liked_after_the_cut(small_site: Cal
         "users_without_positives": 1,
         "positives": 2,
         "positives_of_unknown_users": 1,
-        "positives_on_unknown_pins": 1,
+        "positives_with_unknown_words": 0,
+        "unaskable_positives": 1,
     }
-    assert lines == [f"1 held-out users with 2 positives in the 1 days after {START}, index of 2 pins"]
+    moment = data.cut_us + 6_000_000
+    assert [each.tolist() for each in question.unaskable] == [[0], [moment], [-1], [0], [moment]]
+    assert question.share_unaskable == 1 / 2  # b and fresh
+    assert lines == [
+        "50.0% of the positives are on pins without a vector at the cut and count as misses (1 actions): 1 held-out "
+        f"users with 2 positives on other pins in the 1 days after {START}, index of 2 pins"
+    ]
     assert question.last_ds == SECOND_DAY
     assert data.interests().tolist() == [0, 0]
+
+
+def test_positives_without_a_vector_are_part_of_the_question(small_site: Callable[..., SmallSite]) -> None:
+    """The first user finds pins with and without a vector, the second only one without; the third one is idle."""
+    site = small_site()
+    site.site = site.site.model_copy(update={"training": TrainingConfig(held_out_share=0.5, evaluation_days=1)})
+    users = pa.array(range(100))
+    one, two, _idle, *_ = users.filter(pa.array(is_held_out(users, 0.5))).to_pylist()
+    taught, *_ = users.filter(pa.array(~is_held_out(users, 0.5))).to_pylist()
+    write_pins(site, START, {"a": [1, 0], "b": [0, 1]})
+    write_pins(site, SECOND_DAY, {"fresh": [1, 1]})
+    past = [(user, "a", second, "look") for second, user in enumerate((one, two, taught))]
+    past += [(one, "odd", 9, "look"), (taught, "odd", 10, "look"), (taught, "odd", 11, "look")]
+    site.write_log(START, past)
+    later = [(one, "fresh", 1), (one, "b", 2), (one, "fresh", 3), (one, "other", 4), (two, "fresh", 5), (two, "odd", 6)]
+    later += [(one, "odd", 7)]
+    site.write_log(SECOND_DAY, [(user, pin, DAY_S + second, "look") for user, pin, second in later])
+    days = [START, SECOND_DAY]
+    site.ingest(days)
+    site.build(days)
+    list(build_pin_features(site.site, days, engine=site.engine, progress=silent))
+    build_training_set(site.site, cut_ds=None, engine=site.engine, progress=silent)
+    data = open_training_set(latest_training_set(site.site))
+    question = open_question(site.site, data, progress=silent)
+    assert question.user_ids.to_pylist() == [
+        user for user in data.held_out.user_ids().to_pylist() if user in (one, two)
+    ]
+    first, second = (question.user_ids.to_pylist().index(user) for user in (one, two))
+    found = sorted(zip(question.unaskable.user_P.tolist(), question.unaskable.pin_P.tolist(), strict=True))
+    assert [user for user, _ in found] == sorted([first] * 4 + [second] * 2)
+    assert {pin for user, pin in found if user == second} < {pin for user, pin in found if user == first}
+    assert {pin for _, pin in found} == {-1, -2, -3}
+    assert (question.counts["positives"], question.counts["unaskable_positives"]) == (1, 6)
+    coverage = vector_coverage(site.site, question)
+    assert coverage["share_of_positives"] == (3 + 2) / (4 + 2)  # all but b
+    assert coverage["share_of_actions"] == 1 / 3  # a, a and odd
+    scores = score_baseline(question, "popularity_7d", frequencies=("once",), progress=silent).frequencies["once"]
+    assert scores.recall_at_10[[first, second]].tolist() == [1 / 4, 0]
+    assert scores.num_unaskable[[first, second]].tolist() == [3, 2]
+    assert scores.num_new[[first, second]].tolist() == [4 - 1, 2]  # the first user had seen odd before the cut
+
+
+@pytest.mark.parametrize(
+    ("pins", "remedy"),
+    [
+        (
+            {"vectors": {"until": "2026-01-02", "min_count": 7}},
+            r"`until` \(now 2026-01-02\), a lower `min_count` \(now 7\)",
+        ),
+        ({"vectors": {"npy": "v.npy", "ids": "i.npy"}}, "source.pins.vectors: v.npy and i.npy have no row"),
+    ],
+)
+def test_the_remedy_names_the_key(site: Site, data: TrainingSet, pins: dict[str, object], remedy: str) -> None:
+    question = open_question(site, data, progress=silent)
+    source = site.source.model_copy(update={"pins": PinsSource.model_validate(pins)})
+    coverage = vector_coverage(site.model_copy(update={"source": source}), question)
+    assert re.search(remedy, coverage["remedy"])
+    assert "source.pins.vectors" in coverage["remedy"]
 
 
 @pytest.fixture(scope="module")
@@ -110,18 +182,27 @@ def test_a_question_is_the_same_whenever_it_is_opened(site: Site, data: Training
         assert (np.diff(ts) >= 0).all()
 
 
-def test_of_a_long_past_the_newest_actions_are_held(
-    site: Site, data: TrainingSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = open_question(site, data, progress=silent)
-    monkeypatch.setattr(evaluation, "MAX_HISTORY", 2)
-    short = open_question(site, data, progress=silent)
-    for user in range(short.num_users):
-        kept, all_of_it = (
-            each.timelines.ts[each.timelines.offsets[user] : each.timelines.offsets[user + 1]].tolist()
-            for each in (short, whole)
-        )
-        assert kept == all_of_it[-(2 + 3) :]
+def test_the_whole_past_is_held(site: Site, data: TrainingSet) -> None:
+    """A pin that a user has seen long ago is not new."""
+    question = open_question(site, data, progress=silent)
+    rows = pc.index_in(question.user_ids, data.held_out.user_ids()).to_pylist()
+    for user, row in enumerate(rows):
+        ts = question.timelines.ts[question.timelines.offsets[user] : question.timelines.offsets[user + 1]]
+        past = data.held_out.ts[data.held_out.offsets[row] : data.held_out.offsets[row + 1]]
+        assert ts[ts < data.cut_us].tolist() == past.tolist()
+
+
+def test_new_pins_are_those_without_an_action_before_the_cut(site: Site, data: TrainingSet) -> None:
+    question = open_question(site, data, progress=silent)
+    queries, timelines = ask(question, "once"), question.timelines
+    for row, is_new in zip(queries.positive_A, queries.is_new_P, strict=True):
+        user = np.searchsorted(timelines.offsets, row, side="right") - 1
+        actions = range(timelines.offsets[user], timelines.offsets[user + 1])
+        known = {timelines.pin[action] for action in actions if timelines.ts[action] < data.cut_us}
+        assert is_new == (timelines.pin[row] not in known)
+    assert 0 < queries.is_new_P.sum() < len(queries.is_new_P)
+    query, pin = question.seen_pins(queries.user_Q, queries.end_Q)
+    assert len(set(zip(query.tolist(), pin.tolist(), strict=True))) == len(pin)
 
 
 def test_at_most_two_weeks_judge(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +287,7 @@ def test_realtime_knows_all_that_came_before(planted: TrainingSet) -> None:
 def test_of_many_positives_some_are_asked_for_in_real_time(
     planted: TrainingSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "REALTIME_POSITIVES", 3)
+    monkeypatch.setattr(frequencies, "REALTIME_POSITIVES", 3)
     queries = asked(planted, "realtime")
     assert len(queries.positive_A) == 3 + 2
     assert set(queries.positive_A.tolist()) < {2, 3, 4, 5, 8, 9}

@@ -1,4 +1,4 @@
-"""A training set with noisy content vectors is the same set with other vectors, made once; and what is new to users."""
+"""A training set with noisy content vectors is the same set with other vectors, made once."""
 
 from pathlib import Path
 from typing import cast
@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from pf_core.config.site import Site
-from pf_core.evaluation.discovery import on_new_pins
-from pf_core.evaluation.question import open_question
 from pf_core.experiments.content_noise import FEATURE, make_noisy_set, noisy_manifest
 from pf_core.storage.files import read_json, write_json
 from pf_core.training.training_set import DESCRIPTION, TrainingSetManifest, latest_training_set, open_training_set
@@ -84,19 +82,3 @@ def test_what_was_interrupted_or_is_of_another_set_goes(site: Site, tmp_path: Pa
     assert make(site, 1.0, tmp_path) == path
     open_training_set(path)
     assert [other.name for other in tmp_path.iterdir() if other.is_dir()] == [path.name]
-
-
-def test_new_pins_are_those_without_an_action_before_the_cut(site: Site) -> None:
-    question = open_question(site, open_training_set(latest_training_set(site)), progress=print)
-    timelines, expected = question.timelines, []
-    for user in range(question.num_users):
-        actions = range(timelines.offsets[user], timelines.offsets[user + 1])
-        known = {timelines.pin[action] for action in actions if timelines.ts[action] < question.data.cut_us}
-        expected += [
-            action for action in actions if action in set(question.positive_A) and timelines.pin[action] not in known
-        ]
-    found = on_new_pins(question)
-    assert found.positive_A.tolist() == expected
-    assert 0 < len(expected) < len(question.positive_A)
-    assert found.index_pin is question.index_pin
-    assert found.fingerprint != question.fingerprint

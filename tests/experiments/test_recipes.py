@@ -87,7 +87,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "no_relative_time": {"model.features.since_latest": False, "model.features.gap": False},
 }
 
-BASELINES = {"popularity_7d", "popularity_365d", "mean_of_20", "mean_of_100", "pinnersage_5", "pinnersage_20"}
+BASELINES = {"popularity_7d", "popularity_ever", "mean_of_20", "mean_of_100", "pinnersage_5", "pinnersage_20"}
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pf_core.metrics import exact_search as module
-from pf_core.metrics.exact_search import GROUP, Found, search
+from pf_core.metrics.exact_search import GROUP, Found, Pairs, search
 
 NO_POSITIVES: dict[str, Any] = {
     "positive_query_P": torch.zeros(0, dtype=torch.int64),
@@ -106,9 +106,9 @@ def test_the_index_is_multiplied_in_blocks(groups_at_once: int, k: int, monkeypa
     sizes: list[int] = []
     score = module._score
 
-    def watch(index_BD: Tensor, query_CD: Tensor, score_GWC: Tensor) -> Tensor:
-        sizes.append(score_GWC.numel())
-        return score(index_BD, query_CD, score_GWC)
+    def watch(index_BD: Tensor, query_CD: Tensor, score_BC: Tensor) -> None:
+        sizes.append(score_BC.numel())
+        score(index_BD, query_CD, score_BC)
 
     monkeypatch.setattr(module, "_score", watch)
     rng = np.random.default_rng(groups_at_once)
@@ -234,3 +234,61 @@ def test_cuda_finds_the_same() -> None:
     _, on_cuda = random_job(1, num_pins=5 * GROUP, dim=3, k=10, device="cuda")
     assert on_cuda.top_QK.tolist() == found.top_QK.tolist()
     assert on_cuda.rivals_P.tolist() == found.rivals_P.tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    num_queries=st.integers(1, 7),
+    num_pins=st.one_of(st.integers(1, 20), st.integers(1, 40 * GROUP)),
+    k=st.sampled_from([1, 2, 10, 40]),
+    share=st.sampled_from([0.0, 0.01, 0.5, 1.0]),
+    chunk_queries=st.sampled_from([None, 1, 3]),
+)
+def test_increments_and_exclusions_are_those_of_a_full_sort(
+    seed: int, num_queries: int, num_pins: int, k: int, share: float, chunk_queries: int | None
+) -> None:
+    rng = np.random.default_rng(seed)
+    query_QD, index_ND = small_integers(rng, num_queries, 2), small_integers(rng, num_pins, 2)
+    increment_QN = np.where(rng.random((num_queries, num_pins)) < share, rng.integers(1, 5, (num_queries, num_pins)), 0)
+    is_excluded_QN = rng.random((num_queries, num_pins)) < share
+    query_P, pin_P = rng.integers(num_queries, size=30), rng.integers(num_pins, size=30)
+    shuffled = rng.permutation(np.argwhere(increment_QN))
+    added = Pairs(*(torch.from_numpy(each) for each in (*shuffled.T, increment_QN[*shuffled.T].astype(np.float32))))
+    excluded = Pairs(*(torch.from_numpy(each) for each in rng.permutation(np.argwhere(is_excluded_QN)).T))
+    found = search(
+        query_QD,
+        index_ND,
+        index_pin_N=torch.arange(num_pins),
+        positive_query_P=torch.from_numpy(query_P),
+        positive_pin_P=torch.from_numpy(pin_P),
+        positive_PD=index_ND[pin_P],
+        k=k,
+        increments=added,
+        positive_increment_P=torch.from_numpy(increment_QN[query_P, pin_P]).float(),
+        excluded=excluded,
+        chunk_queries=chunk_queries,
+    )
+    score_QN = (query_QD @ index_ND.T).numpy() + increment_QN
+    top_QK = np.argsort(-score_QN, axis=1, kind="stable")[:, :k]
+    assert found.top_QK.tolist() == top_QK.tolist()
+    assert found.score_QK.tolist() == np.take_along_axis(score_QN, top_QK, 1).tolist()
+    for query, pin, rivals, left in zip(query_P, pin_P, found.rivals_P, found.rivals_left_P, strict=True):
+        is_rival_N = (score_QN[query] >= score_QN[query, pin]) & (np.arange(num_pins) != pin)
+        assert min(int(rivals), k) == min(is_rival_N.sum(), k)
+        assert min(int(left), k) == min((is_rival_N & ~is_excluded_QN[query]).sum(), k)
+
+
+def test_without_exclusions_the_rivals_are_counted_once() -> None:
+    one = torch.ones(1, dtype=torch.int64)
+    found = search(
+        torch.ones(2, 1),
+        torch.ones(9, 1),
+        index_pin_N=torch.arange(9),
+        positive_query_P=one,
+        positive_pin_P=one,
+        positive_PD=torch.ones(1, 1),
+        k=20,
+    )
+    assert found.rivals_P.tolist() == [8]
+    assert found.rivals_left_P is found.rivals_P

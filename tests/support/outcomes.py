@@ -29,11 +29,17 @@ def user_scores(
     positives_UA: np.ndarray | None = None,
 ) -> UserScores:
     """What is not given says nothing: the same for every user."""
-    num_users = len(recall_U)
+    num_users, recall_U = len(recall_U), np.asarray(recall_U, np.float64)
     nothing_UA = np.zeros((num_users, NUM_DAYS), np.int32)
     return UserScores(
         num_positives=np.ones(num_users, np.int32),
-        recall_at_10=np.asarray(recall_U, np.float64),
+        num_unaskable=np.zeros(num_users, np.int32),
+        num_new=np.ones(num_users, np.int32),
+        recall_at_10=recall_U,
+        recall_at_50=recall_U,
+        askable_recall_at_10=recall_U,
+        discovery_at_10=recall_U,
+        discovery_at_50=recall_U,
         recall_at_10_by_type=by_type or {},
         interest_entropy_at_50=np.zeros(num_users) if entropy_U is None else entropy_U,
         top_10=np.tile(np.arange(10, dtype=np.int32), (num_users, 1)) if top_UK is None else top_UK,

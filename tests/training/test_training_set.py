@@ -24,9 +24,11 @@ from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
 from pf_core.hashing import is_held_out
 from pf_core.pins.features import build_pin_features, pin_state
+from pf_core.storage.arrays import read_arrow
 from pf_core.storage.locks import exclusive
 from pf_core.timelines.arrays import Timelines
 from pf_core.training.cut import cut_of, evaluation_days_of
+from pf_core.training.packing import WITHOUT_VECTOR
 from pf_core.training.training_set import (
     TrainingSet,
     TrainingSetManifest,
@@ -248,6 +250,7 @@ def test_what_is_dropped_is_counted(small_site: MakeSite) -> None:
         "train": {"users": 1, "actions": 1, "positives": 1},
         "held_out": {"users": 1, "actions": 1, "positives": 1},
         "dropped": {"no_feature": 3, "unknown_action_type": 2, "unknown_surface": 1},
+        "held_out_no_feature": 1,
         "users_left_out": 3,
         "users_forgotten": 0,
         "pins": 2,
@@ -255,6 +258,9 @@ def test_what_is_dropped_is_counted(small_site: MakeSite) -> None:
     }
     assert manifest["vocabularies"] == {"action_type": ["closeup"], "surface": ["homefeed"]}
     first_us = ds_start_us(START)
+    without_vector = read_arrow(data.path / "held_out" / WITHOUT_VECTOR)
+    without_vector = without_vector.set_column(2, "ts", without_vector["ts"].cast(pa.int64()))
+    assert without_vector.to_pylist() == [{"user_id": h3, "pin_id": "none", "ts": first_us + 8_000_000}]
     assert in_words(data, data.train) == {t1: [(first_us + 1_000_000, "a", "closeup", "homefeed", 20.0, True)]}
     assert in_words(data, data.held_out) == {h1: [(first_us + 4_000_000, "a", "closeup", "homefeed", 20.0, True)]}
     assert manifest["time_origin_us"] == first_us + 1_000_000
