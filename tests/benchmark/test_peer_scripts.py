@@ -44,7 +44,7 @@ def random_log(exchange: Any, seed: int = 0, *, num_train: int = 90, num_past: i
 
 
 def task_of(exchange: Any, log: Any, settings: dict[str, Any]) -> Any:
-    return exchange.Task(log, settings, 100.0, time.monotonic(), Path("unused"), False)
+    return exchange.Task(log, settings, 100.0, time.time(), Path("unused"), False)
 
 
 def counted(actions: Any, num_users: int) -> np.ndarray:
@@ -107,7 +107,7 @@ def dense_similarity(weights: np.ndarray, num_neighbours: int, shrinkage: float,
     return similar
 
 
-@pytest.mark.parametrize("weights", ["binary", "log_count"])
+@pytest.mark.parametrize("weights", ["binary", "log_count", "count"])
 @pytest.mark.parametrize("weighting", ["none", "bm25"])
 @pytest.mark.parametrize(
     ("num_neighbours", "shrinkage", "keep_self"), [(3, 0.0, True), (5, 10.0, False), (99, 1.0, True)]
@@ -126,7 +126,7 @@ def test_item_knn_equals_loops(
         "keep_self": keep_self,
     }
     lists, note = item_knn.rank(task_of(exchange, log, settings))
-    weigh = np.log1p if weights == "log_count" else np.sign
+    weigh = {"binary": np.sign, "log_count": np.log1p, "count": np.asarray}[weights]
     train, own = weigh(counted(log.train, NUM_USERS)), weigh(counted(log.past, NUM_TEST_USERS))
     if weighting == "bm25":
         train = dense_bm25(train)
@@ -281,7 +281,7 @@ def test_list_lengths_count_distinct_pins(script: Any) -> None:
 def test_bad_settings_are_refused(script: Any) -> None:
     exchange = script("exchange")
     log = random_log(exchange)
-    with pytest.raises(ValueError, match="'binary' or 'log_count', not 'tfidf'"):
+    with pytest.raises(ValueError, match="'binary', 'log_count' or 'count', not 'tfidf'"):
         exchange.weight_matrix(log.train, NUM_USERS, NUM_PINS, "tfidf")
     with pytest.raises(ValueError, match="'positive' or 'all', not 'some'"):
         log.train.chosen("some")

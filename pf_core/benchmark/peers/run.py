@@ -174,7 +174,7 @@ class _Run:
             path.unlink(missing_ok=True)
         command = [str(self.python), str(SCRIPTS / self.peer.script), str(log_folder)]
         command += ["--settings", json.dumps(settings), "--budget-s", f"{budget_s:.1f}", "--out", str(out)]
-        command += ["--memory-gb", f"{self.budget.memory_gb:g}"]
+        command += ["--memory-gb", f"{self.budget.memory_gb:g}", "--started-at", f"{time.time():.3f}"]
         started = time.monotonic()
         code, errors = self._wait(command, limit_s, what)
         seconds = time.monotonic() - started

@@ -73,8 +73,9 @@ def dual(matrix: sparse.csr_array, queries: sparse.csr_array, ridge: float) -> I
     diagonal = np.empty(matrix.shape[1])
     columns = matrix.tocsc()
     for start in range(0, matrix.shape[1], BLOCK):
-        block = columns[:, start : start + BLOCK].toarray()
-        diagonal[start : start + BLOCK] = (1 - (block * linalg.cho_solve(factor, block)).sum(axis=0)) / ridge
+        block = columns[:, start : start + BLOCK].toarray(order="F")
+        half = linalg.solve_triangular(factor[0], block, lower=True, overwrite_b=True, check_finite=False)
+        diagonal[start : start + BLOCK] = (1 - np.square(half).sum(axis=0)) / ridge
     return Inverse(solution, diagonal)
 
 
