@@ -162,7 +162,7 @@ def test_ease_equals_the_inverse(script: Any, shape: tuple[int, int], ridge: flo
     ease = script("ease")
     rng = np.random.default_rng(0)
     train, own = rng.poisson(0.4, shape).astype(float), rng.poisson(0.5, (6, shape[1])).astype(float)
-    scores = ease.ease_scores(sparse.csr_array(train), sparse.csr_array(own), ridge)
+    scores = ease.invert_gram(sparse.csr_array(train), ridge).scores(sparse.csr_array(own))
     np.testing.assert_allclose(scores, dense_ease(train, own, ridge), rtol=1e-9, atol=1e-12)
 
 
@@ -172,13 +172,14 @@ def test_large_matrices_of_ease_are_float32_and_close(script: Any, monkeypatch: 
     monkeypatch.setattr(ease, "BLOCK", 4)
     train = np.random.default_rng(0).poisson(0.4, (40, 9)).astype(float)
     assert ease.gram(sparse.csr_array(train.T), 1.0).dtype == np.float32
-    scores = ease.ease_scores(sparse.csr_array(train), sparse.csr_array(train[:3]), 2.0)
+    scores = ease.invert_gram(sparse.csr_array(train), 2.0).scores(sparse.csr_array(train[:3]))
     np.testing.assert_allclose(scores, dense_ease(train, train[:3], 2.0), atol=1e-5)
 
 
 @pytest.mark.parametrize("own_weight", [0.0, 0.3])
-def test_ease_lists(script: Any, own_weight: float) -> None:
+def test_ease_lists(script: Any, own_weight: float, monkeypatch: pytest.MonkeyPatch) -> None:
     exchange, ease = script("exchange"), script("ease")
+    monkeypatch.setattr(ease, "user_batches", lambda *_: [slice(0, 2), slice(2, 5)])
     log = random_log(exchange)
     settings = {"actions": "positive", "weights": "binary", "ridge": 3.0, "own_weight": own_weight}
     lists, note = ease.rank(task_of(exchange, log, settings))

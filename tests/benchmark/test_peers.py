@@ -194,6 +194,17 @@ def test_memory_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert result.note.startswith("not run: exit code 3: needs more than 2 GB of memory: Unable to allocate 2.98 GiB")
 
 
+def test_a_peer_without_a_tuning_log_uses_its_first_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake_peer(monkeypatch, tmp_path, GOOD, [{"sign": 1.0}, {"sign": 2.0}])
+    python = Path(sys.executable)
+    result = run_peer(
+        "fake", make_log(), None, budget=BUDGET, folder=tmp_path / "run", progress=lambda _: None, python=python
+    )
+    assert result.lists is not None
+    assert result.note == "not tuned: the training users cannot be divided"
+    assert (result.settings, result.tried) == ({"sign": 1.0}, ())
+
+
 def test_settings_that_are_the_same_on_a_log_are_tried_once() -> None:
     log = make_log()
     peer = Peer(label="x", script="x", family="x", settings=({"actions": "positive"}, {"actions": "all"}))

@@ -5,7 +5,7 @@ two settings has the higher recall@10 (all positives) on a log of training users
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Level = Literal["quick", "default", "full"]
@@ -52,8 +52,8 @@ class Peer:
     settings: tuple[Settings, ...]
     """Most promising first."""
     levels: tuple[Level, ...] = ("quick", "default", "full")
-    tuning_overrides: Settings | None = None
-    """Settings that make trying cheaper; the final run does without them."""
+    tuning_overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that make trying cheaper; the final run takes the budget's instead."""
 
 
 def _knn() -> tuple[Settings, ...]:
