@@ -4,12 +4,9 @@ A result is one line, `RESULT <name> <value> <unit> [bar <op> <number>]`; `run_a
 """
 
 import contextlib
-import json
 import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -21,7 +18,9 @@ from typing import Any, Generic, TypeVar
 
 import psutil
 
+from pf_core.benchmark.peers import environments
 from pf_core.config.site import Site
+from pf_core.errors import PipelineError
 
 Outcome = TypeVar("Outcome")
 
@@ -197,22 +196,13 @@ def world_site(*, logs: Path, data_dir: Path, start_ds: str, end_ds: str, num_bu
 
 
 def ensure_environment(name: str, requirements: Sequence[str]) -> Path | None:
-    """The Python of an environment of its own; made if it is missing or has other versions.
+    """The Python of an environment of its own, in PF_BENCH_DIR or the temporary directory; made if it is missing.
 
-    It lies in PF_BENCH_DIR, or in the temporary directory. None, and a line, if it cannot be made.
+    None, and a line, if it cannot be made.
     """
-    directory = Path(os.environ.get("PF_BENCH_DIR") or tempfile.gettempdir()) / f"pf-bench-{name}-{os.getuid()}"
-    python, ready = directory / "bin" / "python", directory / "ready.json"
-    if ready.exists() and json.loads(ready.read_text()) == list(requirements):
-        return python
-    say(f"installing {' '.join(requirements)} in {directory}")
-    shutil.rmtree(directory, ignore_errors=True)
-    pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", "--retries", "1"]
-    for command in ([sys.executable, "-m", "venv", str(directory)], [*pip, "install", *requirements]):
-        process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        if process.returncode != 0:
-            shutil.rmtree(directory, ignore_errors=True)
-            say(f"{name} is left out, because it cannot be installed: {process.stdout.strip()[-500:]}")
-            return None
-    ready.write_text(json.dumps(list(requirements)))
-    return python
+    cache = Path(os.environ.get("PF_BENCH_DIR") or tempfile.gettempdir()) / f"pf-bench-environments-{os.getuid()}"
+    try:
+        return environments.ensure_environment(requirements, name=name, cache=cache, progress=say)
+    except PipelineError as error:
+        say(f"{name} is left out, because it cannot be installed: {error.what}")
+        return None

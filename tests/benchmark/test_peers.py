@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pf_core.benchmark.files import write_log
+from pf_core.benchmark.files import read_lists, write_log
 from pf_core.benchmark.log import Actions, BenchmarkLog
 from pf_core.benchmark.peers import environments, run
 from pf_core.benchmark.peers.environments import (
@@ -194,6 +194,17 @@ def test_memory_is_limited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert result.note.startswith("not run: exit code 3: needs more than 2 GB of memory: Unable to allocate 2.98 GiB")
 
 
+def test_a_peer_without_a_tuning_log_uses_its_first_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake_peer(monkeypatch, tmp_path, GOOD, [{"sign": 1.0}, {"sign": 2.0}])
+    python = Path(sys.executable)
+    result = run_peer(
+        "fake", make_log(), None, budget=BUDGET, folder=tmp_path / "run", progress=lambda _: None, python=python
+    )
+    assert result.lists is not None
+    assert result.note == "not tuned: the training users cannot be divided"
+    assert (result.settings, result.tried) == ({"sign": 1.0}, ())
+
+
 def test_settings_that_are_the_same_on_a_log_are_tried_once() -> None:
     log = make_log()
     peer = Peer(label="x", script="x", family="x", settings=({"actions": "positive"}, {"actions": "all"}))
@@ -295,6 +306,7 @@ def rank_with(family: str, script: str, log: BenchmarkLog, folder: Path, setting
     command = [str(python_of(family)), str(run.SCRIPTS / script), str(folder), "--settings", json.dumps(settings)]
     command += ["--budget-s", "100", "--out", str(out), "--keep-factors"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["OMP_NUM_THREADS"] = environment["OPENBLAS_NUM_THREADS"] = "1"
     subprocess.run(command, check=True, env=environment)
     return pa.parquet.read_table(out)
 
@@ -342,14 +354,16 @@ def test_a_test_users_action_changes_no_factor_and_no_other_list_of_ials(tmp_pat
     assert before[before.user > 0].reset_index(drop=True).equals(after[after.user > 0].reset_index(drop=True))
 
 
+SASREC = {"actions": "all", "n_blocks": 1, "n_heads": 2, "n_factors": 32, "session_max_len": 8, "dropout": 0.1}
+SASREC |= {"n_negatives": 16, "batch_size": 32, "lr": 1e-2, "epochs": 15}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ials", "sasrec", "flat_sasrec"])
 def test_library_peers_find_planted_groups(name: str, tmp_path: Path) -> None:
     peer, log = PEERS[name], make_log(num_train=400)
-    budget = Budget(num_settings=1, seconds=90)
-    python = python_of(peer.family)
-    result = run_peer(name, log, log, budget=budget, folder=tmp_path, progress=print, python=python)
-    assert result.lists is not None, result.note
-    discovery = score(log, result.lists).discovery_at_10_U
+    rank_with(peer.family, peer.script, log, tmp_path, IALS if name == "ials" else SASREC)
+    discovery = score(log, read_lists(tmp_path / "lists.parquet", log)).discovery_at_10_U
     assert discovery.mean() > 0.6  # at random (34 new pins): 10 / 34 of 3 / 4 = 0.22
-    assert result.versions.keys() > {"numpy", "scipy"}
+    report = json.loads((tmp_path / "lists.json").read_text())
+    assert report["versions"].keys() > {"numpy", "scipy"}

@@ -72,7 +72,7 @@ class _Answer:
 def run_peer(
     name: str,
     log: BenchmarkLog,
-    tuning_log: BenchmarkLog,
+    tuning_log: BenchmarkLog | None,
     *,
     budget: Budget,
     folder: Path,
@@ -81,7 +81,8 @@ def run_peer(
 ) -> PeerResult:
     """Tune the peer, train it on all of `log.train`, and return its lists for the test users.
 
-    `folder` takes the files that the processes exchange. `python` replaces the environment of the peer's family.
+    Without a tuning log, where the training users cannot be divided, the first setting is used. `folder` takes the
+    files that the processes exchange. `python` replaces the environment of the peer's family.
     """
     peer = PEERS[name]
     try:
@@ -92,25 +93,30 @@ def run_peer(
     except (PipelineError, OSError) as error:
         return PeerResult(name=name, lists=None, note=f"not run: {getattr(error, 'what', error)}")
     write_log(log, folder / "log")
-    write_log(tuning_log, folder / "tuning_log")
     run = _Run(name, peer, python, budget, folder, progress)
-    trials = run.tune(tuning_log)
-    finished = [trial for trial in trials if trial.recall_at_10 is not None]
-    if not finished:
-        why = trials[0].note if trials else "no time was left for a single setting"
-        return PeerResult(name=name, lists=None, note=f"not run: {why}", tried=trials, seconds=run.seconds)
-    best = max(finished, key=lambda trial: trial.recall_at_10 or 0.0)  # the first of equals
+    trials: tuple[Trial, ...] = ()
+    chosen, limits = peer.settings[0], ["not tuned: the training users cannot be divided"]
+    if tuning_log is not None:
+        write_log(tuning_log, folder / "tuning_log")
+        trials = run.tune(tuning_log)
+        finished = [trial for trial in trials if trial.recall_at_10 is not None]
+        if not finished:
+            return PeerResult(
+                name=name, lists=None, note=f"not run: {trials[0].note}", tried=trials, seconds=run.seconds
+            )
+        chosen = max(finished, key=lambda trial: trial.recall_at_10 or 0.0).settings  # the first of equals
+        num_settings = min(budget.num_settings, len(distinct_settings(peer, tuning_log)))
+        limits = [f"{len(finished)} of {num_settings} settings finished"] if len(finished) < num_settings else []
     left = run.seconds_left
-    answer = run.ask(log, folder / "log", {**best.settings, "max_order": budget.max_order}, left, left, "final")
-    num_settings = min(budget.num_settings, len(distinct_settings(peer, tuning_log)))
-    limits = [answer.note] if answer.note else []
-    if len(finished) < num_settings:
-        limits.append(f"{len(finished)} of {num_settings} settings finished")
+    final = {**chosen, **({"max_order": budget.max_order} if "max_order" in peer.tuning_overrides else {})}
+    answer = run.ask(log, folder / "log", final, left, left, "final")
+    if answer.note:
+        limits = [answer.note, *limits]
     return PeerResult(
         name=name,
         lists=answer.lists,
         note="; ".join(limits),
-        settings=best.settings,
+        settings=chosen,
         tried=trials,
         seconds=run.seconds,
         final_seconds=answer.seconds,
@@ -158,7 +164,7 @@ class _Run:
                 break
             slot = min(left, max(left / (len(settings) - number), least))
             what = f"setting {number + 1} of {len(settings)}"
-            tried = {**chosen, **(self.peer.tuning_overrides or {})}
+            tried = {**chosen, **self.peer.tuning_overrides}
             answer = self.ask(log, self.folder / "tuning_log", tried, slot, left, what)
             recall = None if answer.lists is None else mean(score(log, answer.lists).recall_at_10_U)
             trials.append(Trial(settings=chosen, recall_at_10=recall, seconds=answer.seconds, note=answer.note))
@@ -174,7 +180,7 @@ class _Run:
             path.unlink(missing_ok=True)
         command = [str(self.python), str(SCRIPTS / self.peer.script), str(log_folder)]
         command += ["--settings", json.dumps(settings), "--budget-s", f"{budget_s:.1f}", "--out", str(out)]
-        command += ["--memory-gb", f"{self.budget.memory_gb:g}"]
+        command += ["--memory-gb", f"{self.budget.memory_gb:g}", "--started-at", f"{time.time():.3f}"]
         started = time.monotonic()
         code, errors = self._wait(command, limit_s, what)
         seconds = time.monotonic() - started

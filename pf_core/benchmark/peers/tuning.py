@@ -5,8 +5,7 @@ two settings has the higher recall@10 (all positives) on a log of training users
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Level = Literal["quick", "default", "full"]
@@ -53,71 +52,80 @@ class Peer:
     settings: tuple[Settings, ...]
     """Most promising first."""
     levels: tuple[Level, ...] = ("quick", "default", "full")
-    tuning_overrides: Settings | None = None
-    """Settings that make trying cheaper; the final run does without them."""
+    tuning_overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that make trying cheaper; the final run takes the budget's instead."""
 
 
 def _knn() -> tuple[Settings, ...]:
-    common = {"actions": "positive"}
     rows = [
-        ("bm25", "log_count", 100, 10.0, True),
-        ("none", "binary", 100, 10.0, True),
-        ("none", "log_count", 500, 100.0, True),
-        ("bm25", "log_count", 20, 10.0, True),
-        ("bm25", "binary", 500, 100.0, True),
-        ("none", "binary", 100, 10.0, False),
-        ("bm25", "log_count", 100, 100.0, True),
-        ("none", "log_count", 20, 10.0, True),
-        ("bm25", "log_count", 500, 0.0, True),
-        ("none", "binary", 20, 0.0, True),
-        ("bm25", "binary", 100, 10.0, False),
-        ("none", "log_count", 100, 10.0, True),
+        ("positive", "bm25", "log_count", 100, 10.0, True),
+        ("positive", "bm25", "count", 100, 10.0, True),
+        ("positive", "none", "binary", 100, 10.0, True),
+        ("positive", "none", "count", 100, 100.0, True),
+        ("positive", "bm25", "log_count", 20, 10.0, True),
+        ("positive", "bm25", "binary", 500, 100.0, True),
+        ("all", "bm25", "log_count", 100, 10.0, True),
+        ("positive", "none", "binary", 100, 10.0, False),
+        ("positive", "bm25", "log_count", 500, 0.0, True),
+        ("positive", "none", "binary", 20, 0.0, True),
+        ("positive", "bm25", "binary", 100, 10.0, False),
+        ("positive", "none", "log_count", 500, 100.0, True),
     ]
-    names = ("weighting", "weights", "num_neighbours", "shrinkage", "keep_self")
-    settings = [{**common, **dict(zip(names, row, strict=True))} for row in rows]
-    settings[6]["actions"] = "all"
-    return tuple(settings)
+    names = ("actions", "weighting", "weights", "num_neighbours", "shrinkage", "keep_self")
+    return tuple(dict(zip(names, row, strict=True)) for row in rows)
 
 
 def _ease() -> tuple[Settings, ...]:
-    first = [
-        {"weights": "binary", "actions": "positive", "ridge": ridge} for ridge in (300.0, 1000.0, 100.0, 3000.0, 30.0)
+    rows = [
+        ("positive", "log_count", 300.0),
+        ("positive", "binary", 300.0),
+        ("positive", "log_count", 1000.0),
+        ("positive", "binary", 100.0),
+        ("positive", "log_count", 100.0),
+        ("positive", "binary", 1000.0),
+        ("all", "log_count", 300.0),
+        ("positive", "log_count", 3000.0),
+        ("positive", "binary", 3000.0),
+        ("positive", "binary", 30.0),
+        ("all", "binary", 300.0),
+        ("positive", "log_count", 30.0),
     ]
-    counted = [
-        {"weights": "log_count", "actions": "positive", "ridge": ridge}
-        for ridge in (300.0, 1000.0, 100.0, 3000.0, 10_000.0)
-    ]
-    everything = [{"weights": "log_count", "actions": "all", "ridge": ridge} for ridge in (300.0, 1000.0)]
-    return (first[0], counted[1], first[1], counted[0], first[2], *everything, first[3], *counted[2:], first[4])
+    return tuple(dict(zip(("actions", "weights", "ridge"), row, strict=True)) for row in rows)
 
 
 def _ease_own() -> tuple[Settings, ...]:
     rows = [
-        *product((300.0,), (0.1, 1.0, 0.03)),
-        *product((1000.0,), (0.1, 0.3, 0.03)),
-        *product((100.0,), (0.1, 0.3)),
-        *product((3000.0,), (0.1, 0.01)),
-        *product((300.0,), (0.3, 0.01)),
+        ("log_count", 300.0, 1.0),
+        ("binary", 300.0, 0.3),
+        ("log_count", 300.0, 3.0),
+        ("binary", 300.0, 1.0),
+        ("binary", 1000.0, 0.1),
+        ("log_count", 1000.0, 1.0),
+        ("binary", 100.0, 0.3),
+        ("log_count", 100.0, 1.0),
+        ("log_count", 1000.0, 0.3),
+        ("binary", 1000.0, 1.0),
+        ("binary", 300.0, 0.03),
+        ("log_count", 300.0, 10.0),
     ]
-    return tuple(
-        {"weights": "binary", "actions": "positive", "ridge": ridge, "own_weight": weight} for ridge, weight in rows
-    )
+    names = ("weights", "ridge", "own_weight")
+    return tuple({"actions": "positive", **dict(zip(names, row, strict=True))} for row in rows)
 
 
 def _ials() -> tuple[Settings, ...]:
     rows = [
-        ("log_count", 64, 10.0, 1.0),
-        ("log_count", 128, 10.0, 10.0),
+        ("count", 128, 0.3, 3.0),
+        ("log_count", 128, 1.0, 3.0),
+        ("log_count", 64, 10.0, 10.0),
+        ("count", 256, 0.3, 3.0),
         ("binary", 64, 1.0, 1.0),
-        ("log_count", 64, 100.0, 10.0),
-        ("log_count", 256, 10.0, 10.0),
-        ("log_count", 128, 1.0, 1.0),
         ("binary", 128, 10.0, 10.0),
-        ("log_count", 32, 10.0, 1.0),
+        ("log_count", 256, 0.3, 1.0),
+        ("count", 64, 0.3, 3.0),
+        ("log_count", 128, 10.0, 100.0),
+        ("binary", 32, 10.0, 1.0),
+        ("count", 128, 1.0, 10.0),
         ("log_count", 256, 3.0, 30.0),
-        ("log_count", 128, 40.0, 100.0),
-        ("binary", 256, 1.0, 10.0),
-        ("log_count", 64, 1.0, 0.1),
     ]
     names = ("weights", "factors", "alpha", "regularization")
     return tuple({"actions": "positive", "iterations": 15, **dict(zip(names, row, strict=True))} for row in rows)

@@ -11,6 +11,7 @@ exceed `max_order`, only the most used pins are scored. Above an order of 10,000
 every own pin, also one that EASE does not score.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,9 +27,13 @@ BLOCK = 2_000
 class Inverse:
     """P, as far as scores need it."""
 
-    solution_UN: np.ndarray
-    """x_u P of each test user."""
+    times: Callable[[sparse.csr_array], np.ndarray]
+    """x P for each row x: users x pins."""
     diagonal_N: np.ndarray
+
+    def scores(self, queries: sparse.csr_array) -> np.ndarray:
+        """x B for each row x: users x pins."""
+        return queries.toarray() - self.times(queries) / self.diagonal_N
 
 
 def used_pins(matrix: sparse.csr_array, max_order: int) -> np.ndarray:
@@ -52,38 +57,40 @@ def gram(rows: sparse.csr_array, ridge: float) -> np.ndarray:
     return dense
 
 
-def primal(matrix: sparse.csr_array, queries: sparse.csr_array, ridge: float) -> Inverse:
-    factor = gram(matrix.T.tocsr(), ridge)
-    factor = linalg.cholesky(factor, lower=True, overwrite_a=True, check_finite=False)
-    right = queries.T.toarray().astype(factor.dtype)
-    solution = linalg.cho_solve((factor, True), right, overwrite_b=True, check_finite=False).T
+def primal(matrix: sparse.csr_array, ridge: float) -> Inverse:
+    factor = linalg.cholesky(gram(matrix.T.tocsr(), ridge), lower=True, overwrite_a=True, check_finite=False)
     (invert,) = linalg.get_lapack_funcs(("trtri",), (factor,))
-    inverse, info = invert(factor, lower=1, overwrite_c=1)
+    root, info = invert(factor, lower=1, overwrite_c=1)  # P = root' root
     assert info == 0, f"trtri: {info}"
-    diagonal = np.concatenate(  # P = inverse(L)' inverse(L)
-        [np.square(inverse[:, start : start + BLOCK]).sum(axis=0) for start in range(0, len(inverse), BLOCK)]
-    )
-    return Inverse(solution, diagonal)
+    starts = range(0, len(root), BLOCK)
+    diagonal = np.concatenate([np.square(root[:, start : start + BLOCK]).sum(axis=0) for start in starts])
+
+    def times(queries: sparse.csr_array) -> np.ndarray:
+        return (queries.toarray().astype(root.dtype) @ root.T) @ root
+
+    return Inverse(times, diagonal)
 
 
-def dual(matrix: sparse.csr_array, queries: sparse.csr_array, ridge: float) -> Inverse:
-    factor = linalg.cho_factor(gram(matrix, ridge), lower=True, overwrite_a=True, check_finite=False)
-    explained = (queries @ matrix.T).toarray()  # test users x training users
-    solution = (queries.toarray() - linalg.cho_solve(factor, explained.T).T @ matrix) / ridge
+def dual(matrix: sparse.csr_array, ridge: float) -> Inverse:
+    factor = linalg.cholesky(gram(matrix, ridge), lower=True, overwrite_a=True, check_finite=False)
     diagonal = np.empty(matrix.shape[1])
     columns = matrix.tocsc()
     for start in range(0, matrix.shape[1], BLOCK):
-        block = columns[:, start : start + BLOCK].toarray()
-        diagonal[start : start + BLOCK] = (1 - (block * linalg.cho_solve(factor, block)).sum(axis=0)) / ridge
-    return Inverse(solution, diagonal)
+        block = columns[:, start : start + BLOCK].toarray(order="F")
+        half = linalg.solve_triangular(factor, block, lower=True, overwrite_b=True, check_finite=False)
+        diagonal[start : start + BLOCK] = (1 - np.square(half).sum(axis=0)) / ridge
+
+    def times(queries: sparse.csr_array) -> np.ndarray:
+        explained = (queries @ matrix.T).toarray()  # users x training users
+        return (queries.toarray() - linalg.cho_solve((factor, True), explained.T).T @ matrix) / ridge
+
+    return Inverse(times, diagonal)
 
 
-def ease_scores(matrix: sparse.csr_array, queries: sparse.csr_array, ridge: float) -> np.ndarray:
-    """x_u B for each row of `queries`: test users x pins."""
+def invert_gram(matrix: sparse.csr_array, ridge: float) -> Inverse:
     if 0 in matrix.shape:
-        return np.zeros(queries.shape)
-    inverse = (dual if matrix.shape[0] < matrix.shape[1] else primal)(matrix, queries, ridge)
-    return queries.toarray() - inverse.solution_UN / inverse.diagonal_N
+        return Inverse(lambda queries: np.zeros(queries.shape), np.ones(matrix.shape[1]))
+    return (dual if matrix.shape[0] < matrix.shape[1] else primal)(matrix, ridge)
 
 
 def rank(task: Task) -> tuple[Lists, str]:
@@ -98,14 +105,15 @@ def rank(task: Task) -> tuple[Lists, str]:
     matrix, own = matrix[:, pins], own[:, pins]
 
     lists, lengths = Lists(), log.list_lengths()
-    scores_UN = ease_scores(matrix, own, settings["ridge"])
+    inverse = invert_gram(matrix, settings["ridge"])
     known = np.diff(own.indptr) > 0
     scores = np.empty(log.num_pins)
     for users in user_batches(log.num_test_users, log.num_pins):
+        scores_UN = inverse.scores(own[users])
         for user in range(users.start, users.stop):
             scores[:] = -np.inf
             if known[user]:
-                scores[pins] = scores_UN[user]
+                scores[pins] = scores_UN[user - users.start]
             if own_weight:
                 span = slice(frequency.indptr[user], frequency.indptr[user + 1])
                 seen = frequency.indices[span]

@@ -78,7 +78,7 @@ def read_log(folder: Path) -> Log:
 
 
 def weight_matrix(actions: Actions, num_users: int, num_pins: int, weights: str) -> sparse.csr_array:
-    """Users x pins: 1 where the user acted on the pin (`binary`), or log(1 + number of actions) (`log_count`)."""
+    """Users x pins: for a pin with n actions of the user 1 (`binary`), log(1 + n) (`log_count`) or n (`count`)."""
     shape = (num_users, num_pins)
     matrix = sparse.coo_array((np.ones(len(actions.pin)), (actions.user, actions.pin)), shape=shape).tocsr()
     matrix.sum_duplicates()
@@ -86,8 +86,8 @@ def weight_matrix(actions: Actions, num_users: int, num_pins: int, weights: str)
         matrix.data[:] = 1.0
     elif weights == "log_count":
         matrix.data = np.log1p(matrix.data)
-    else:
-        raise ValueError(f"weights is 'binary' or 'log_count', not {weights!r}")
+    elif weights != "count":
+        raise ValueError(f"weights is 'binary', 'log_count' or 'count', not {weights!r}")
     return matrix
 
 
@@ -145,12 +145,12 @@ class Task:
     settings: dict[str, Any]
     budget_s: float
     started_at: float
-    """time.monotonic() of the start of the process."""
+    """time.time() at the start of the process: importing a library may take many seconds."""
     out: Path
     keep_factors: bool
 
     def seconds_left(self) -> float:
-        return self.budget_s - (time.monotonic() - self.started_at)
+        return self.budget_s - (time.time() - self.started_at)
 
 
 Rank = Callable[[Task], tuple[Lists, str]]
@@ -158,11 +158,11 @@ Rank = Callable[[Task], tuple[Lists, str]]
 
 
 def main(rank: Rank, libraries: tuple[str, ...] = ()) -> None:
-    started_at = time.monotonic()
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--settings", type=json.loads, required=True)
     parser.add_argument("--budget-s", type=float, required=True)
+    parser.add_argument("--started-at", type=float, default=time.time(), help="Unix time from which the budget counts")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--memory-gb", type=float, default=8.0)
     parser.add_argument("--keep-factors", action="store_true", help="write factors.npz beside the lists")
@@ -171,7 +171,14 @@ def main(rank: Rank, libraries: tuple[str, ...] = ()) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))  # on Linux: private memory that can be written
     try:
         log = read_log(arguments.folder)
-        task = Task(log, arguments.settings, arguments.budget_s, started_at, arguments.out, arguments.keep_factors)
+        task = Task(
+            log=log,
+            settings=arguments.settings,
+            budget_s=arguments.budget_s,
+            started_at=arguments.started_at,
+            out=arguments.out,
+            keep_factors=arguments.keep_factors,
+        )
         lists, note = rank(task)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "alloc" not in str(error):  # what torch raises
@@ -181,7 +188,7 @@ def main(rank: Rank, libraries: tuple[str, ...] = ()) -> None:
     pq.write_table(lists.table(), arguments.out)
     report = {
         "note": note,
-        "seconds": time.monotonic() - started_at,
+        "seconds": time.time() - arguments.started_at,
         "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
         "versions": {name: version(name) for name in ("numpy", "scipy", *libraries)},
     }

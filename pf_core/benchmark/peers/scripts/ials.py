@@ -9,6 +9,7 @@ import time
 import numpy as np
 from exchange import Lists, Task, main, user_batches, weight_matrix
 from implicit.cpu.als import AlternatingLeastSquares
+from scipy import sparse
 
 SEED = 0
 RESERVE = 0.2
@@ -24,16 +25,17 @@ def rank(task: Task) -> tuple[Lists, str]:
     model = AlternatingLeastSquares(
         factors=settings["factors"], regularization=settings["regularization"], iterations=1, random_state=SEED
     )
+    matrix = sparse.csr_matrix(confidence.astype(np.float32))
     done = 0
     while done < settings["iterations"]:
         started = time.monotonic()
-        model.fit(confidence.astype(np.float32), show_progress=False)  # goes on from the factors that it has
+        model.fit(matrix, show_progress=False)  # goes on from the factors that it has
         done += 1
         if task.seconds_left() - 2 * (time.monotonic() - started) < RESERVE * task.budget_s:
             break
     own = weight_matrix(past, log.num_test_users, log.num_pins, settings["weights"])
     own.data = 1 + settings["alpha"] * own.data
-    user_factors = model.recalculate_user(np.arange(log.num_test_users), own.astype(np.float32))
+    user_factors = model.recalculate_user(np.arange(log.num_test_users), sparse.csr_matrix(own.astype(np.float32)))
     item_factors = model.item_factors
     if task.keep_factors:
         np.savez(task.out.with_name("factors.npz"), user=user_factors, pin=item_factors)
