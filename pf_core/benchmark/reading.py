@@ -1,4 +1,4 @@
-"""Reading a site's log for the benchmark from raw_actions and pin_features, one bucket of users at a time.
+"""Reading a site's log for the benchmark from raw_actions and the pins known at the cut, one bucket of users at a time.
 
 Memory is bounded: the reader keeps 13 bytes for each action of a sampled user, and each distinct id once.
 """
@@ -19,7 +19,7 @@ from pf_core.hashing import is_held_out
 from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.logs.partition import bucket_files, ingested_days, require_manifest
 from pf_core.logs.positives import positive_mask
-from pf_core.pins.features import pin_state, read_pin_features
+from pf_core.pins.features import pin_state, read_pin_features, undated_catalogue_pins
 from pf_core.progress import Progress, Throttle
 from pf_core.schemas import id_arrow_type
 from pf_core.storage.files import read_parquet
@@ -54,17 +54,28 @@ def read_log(
             f"{share:.1%} of the users were sampled by hash, test users too: the log has {num_actions:,} actions up to "
             f"the cut, more than {max_actions:,}."
         )
-    if pin_state(site).manifest(cut_ds) is None:
-        catalogue = None
-        notes.append(f"pin_features has no partition {cut_ds}: the index has only pins with an action up to the cut.")
-    else:
-        catalogue = read_pin_features(site, cut_ds, ["pin_id"])["pin_id"].combine_chunks()
+    catalogue, note = _known_pins(site, cut_ds)
+    notes += [] if note is None else [note]
     log = reader.finish(name=name, num_days=num_days, catalogue=catalogue, notes=notes)
     progress(
         f"benchmark: {len(log.train.user):,} actions of {len(log.train_user_ids):,} training users, "
         f"{len(log.test_user_ids):,} test users, {len(log.pin_ids):,} pins"
     )
     return log
+
+
+def _known_pins(site: Site, cut_ds: str) -> tuple[pa.Array | None, str | None]:
+    """Return the catalogue's pins at the cut, and a note about them: those with a vector, and those without one."""
+    with_vector = None
+    if pin_state(site).manifest(cut_ds) is not None:
+        with_vector = read_pin_features(site, cut_ds, ["pin_id"])["pin_id"].combine_chunks()
+    undated = undated_catalogue_pins(site)
+    if undated is not None:
+        known = undated if with_vector is None else pa.concat_arrays([undated, with_vector.cast(undated.type)])
+        return known.unique(), "The catalogue has no dates: all its pins count as known at the cut."
+    if with_vector is None:
+        return None, f"pin_features has no partition {cut_ds}: the index has only pins with an action up to the cut."
+    return with_vector, None
 
 
 def _days_to_read(site: Site, cut_ds: str, num_days: int) -> list[str]:

@@ -210,6 +210,14 @@ def _catalogue_files(site: Site) -> list[Path]:
     return files
 
 
+def undated_catalogue_pins(site: Site) -> pa.Array | None:
+    """Return the pins of an undated catalogue, with a vector or without; None if the site has no such catalogue."""
+    pins = site.source.pins
+    if pins.catalogue is None or pins.catalogue.is_dated:
+        return None
+    return read_catalogue(pins, _catalogue_files(site), dim=None).rows["pin_id"].combine_chunks()
+
+
 def _read_whole(site: Site, progress: Progress) -> Catalogue:
     """Read all pins: vectors from a column, a matrix or the actions; interests and candidates from the catalogue."""
     pins = site.source.pins

@@ -8,12 +8,14 @@ from typing import Any
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pf_core.benchmark.baselines import BASELINES
 from pf_core.benchmark.log import Actions, BenchmarkLog, hashed_uniform, tuning_log
 from pf_core.benchmark.reading import SAMPLE_KEY, read_log
 from pf_core.config.site import Site
+from pf_core.config.source import PinsSource
 from pf_core.config.training import TrainingConfig
 from pf_core.days import ds_range, parse_ds, shift_ds
 from pf_core.errors import PipelineError
@@ -204,6 +206,21 @@ def test_a_small_log(small_site: Callable[..., SmallSite]) -> None:
     assert log.num_unaskable_U.tolist() == [1]
     assert not log.is_cold_pin.any()
     assert log.notes == (f"pin_features has no partition {CUT}: the index has only pins with an action up to the cut.",)
+
+
+def test_pins_of_an_undated_catalogue_are_in_the_index_with_or_without_a_vector(
+    small_site: Callable[..., SmallSite],
+) -> None:
+    site = make_site(small_site, ROWS)
+    pq.write_table(pa.table({"pin": ["a", "new", "never"]}), site.log_root / "pins.parquet")
+    pins = {"catalogue": {"path": "pins.parquet"}, "pin_id": {"column": "pin", "type": "string"}}
+    described = PinsSource.model_validate(pins | {"vectors": {"until": CUT}})
+    source = site.source.model_copy(update={"pins": described})
+    log = read(site.model_copy(update={"source": source}))
+    assert log.pin_ids.to_pylist() == ["a", "b", "c", "d", "never", "new"]
+    assert log.is_cold_pin.tolist() == [False, False, False, False, True, True]
+    assert log.num_unaskable_U.tolist() == [0]
+    assert log.notes == ("The catalogue has no dates: all its pins count as known at the cut.",)
 
 
 @pytest.mark.parametrize(
