@@ -208,7 +208,7 @@ def _cells(row: Row, *, is_ours: bool) -> list[str]:
     seconds = f"{row['seconds']:,.1f}"
     if "failure" in row:
         reason = " ".join(row["failure"].split())
-        return [name, f"failed: {reason}", *[""] * (len(COLUMNS) - 3), seconds]
+        return [name, f"no result: {reason}", *[""] * (len(COLUMNS) - 3), seconds]
     summary, differences = row["summary"], row.get("minus_ours", {})
     return [
         name,

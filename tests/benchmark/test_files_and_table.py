@@ -156,7 +156,7 @@ def test_the_table_has_a_row_for_each_contender(tmp_path: Path) -> None:
     low, high = summary["recall_at_10_interval"]
     assert f"| popularity | {summary['recall_at_10']:.4f} ({low:.4f} to {high:.4f}) |" in text
     assert "| **ours** |" in text
-    assert "| iALS | failed: could not be installed \\| no network |" in text
+    assert "| iALS | no result: could not be installed \\| no network |" in text
     assert "- Half of the users were sampled." in lines
     assert "- popularity: factors 64; A remark." in lines
 

@@ -12,7 +12,7 @@ from pf_core.benchmark.baselines import BASELINES
 from pf_core.benchmark.looks import read_looks
 from pf_core.benchmark.page import publish_section
 from pf_core.benchmark.peers.tuning import PEERS, Level
-from pf_core.benchmark.run import MEANS, OURS, PAPER, BenchmarkResult, Origin, run_benchmark
+from pf_core.benchmark.run import MEANS, OURS, PAPER, PAPER_S, BenchmarkResult, Origin, run_benchmark
 from pf_core.config.site import Site
 from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
@@ -58,7 +58,12 @@ def rows_of(result: BenchmarkResult) -> dict[str, Any]:
     return {row["name"]: row for row in result.table["rows"]}
 
 
-def test_one_row_for_each_contender(tmp_path: Path) -> None:
+def test_preset_paper_is_not_part_of_a_quick_benchmark(tmp_path: Path) -> None:
+    assert rows_of(bench(write_shop(tmp_path), tmp_path))[PAPER]["failure"] == "not part of --quick"
+
+
+def test_one_row_for_each_contender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PAPER_S, "quick", 40)
     messages: list[str] = []
     result = bench(write_shop(tmp_path), tmp_path, messages=messages)
     rows = rows_of(result)
