@@ -5,7 +5,7 @@ Each reads manifests and returns a CheckResult; pf_assets turns them into asset 
 
 import calendar
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pf_core.check_result import CheckResult
 from pf_core.config.site import QualityConfig, Site
@@ -22,13 +22,16 @@ DAYS_SEARCHED_FOR_LOGS = 7
 
 def judge_quarantine(manifest: RawManifest, quality: QualityConfig) -> CheckResult:
     """quarantined / read ≤ max_quarantined_share; a day without rows passes (but fails judge_volume)."""
-    counts = manifest["counts"]
-    share = counts["quarantined"] / counts["read"] if counts["read"] else 0.0
-    reason = f"{share:.2%} of {counts['read']:,} rows quarantined, at most {quality.max_quarantined_share:.2%} allowed"
+    return judge_rejects(manifest["ds"], manifest["counts"]["read"], manifest["quarantined_by_reason"], quality)
+
+
+def judge_rejects(ds: str, num_read: int, by_reason: Mapping[str, int], quality: QualityConfig) -> CheckResult:
+    """judge_quarantine on the numbers themselves, for rows that are not in a partition."""
+    share = sum(by_reason.values()) / num_read if num_read else 0.0
+    reason = f"{share:.2%} of {num_read:,} rows quarantined, at most {quality.max_quarantined_share:.2%} allowed"
     if share > quality.max_quarantined_share:
-        by_reason = manifest["quarantined_by_reason"]
         reason += f"; most often: {max(by_reason, key=by_reason.__getitem__)}"
-    return CheckResult(manifest["ds"], share <= quality.max_quarantined_share, reason)
+    return CheckResult(ds, share <= quality.max_quarantined_share, reason)
 
 
 def judge_volume(manifest: RawManifest, earlier: Sequence[RawManifest], quality: QualityConfig) -> CheckResult:

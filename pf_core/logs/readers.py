@@ -31,6 +31,7 @@ from pf_core.config.source import DAY, Files
 from pf_core.errors import PipelineError
 from pf_core.logs.lines import BYTE_ORDER_MARK, LineBlock, MalformedRow, TextFile, line_text
 from pf_core.logs.parquet_columns import find_invalid_text, raw_json, with_plain_types
+from pf_core.logs.quarantine import NOT_AN_OBJECT, NOT_UTF8, OPEN_QUOTE, WRONG_NUMBER_OF_FIELDS
 from pf_core.storage.files import is_remote, reaching
 
 BATCH_ROWS = 1 << 20
@@ -205,7 +206,9 @@ def _parse_csv(
     invalid: list[tuple[int, str]] = []
 
     def keep_invalid(row: Any) -> str:
-        invalid.append((row.number - 1, f"malformed: {row.actual_columns} fields instead of {row.expected_columns}"))
+        invalid.append(
+            (row.number - 1, f"malformed: {row.actual_columns} {WRONG_NUMBER_OF_FIELDS} {row.expected_columns}")
+        )
         return "skip"
 
     if not len(block.number):
@@ -236,8 +239,6 @@ def _parse_csv(
         is_row[[index for index, _ in invalid]] = False
     return RawBatch(file=path, rows=rows, row_number=block.number[is_row], malformed=malformed)
 
-
-OPEN_QUOTE = "malformed: a quoted value does not end in its line"
 
 UNIT_SEPARATOR = "\x1f"
 """Stands for a delimiter of several bytes while a line is parsed: Arrow splits at single ones."""
@@ -305,7 +306,7 @@ def _read_jsonl(path: Path, columns: Sequence[str]) -> Iterator[RawBatch]:
             unseen = {name: pointer for name, pointer in unseen.items() if not _has_key(connection, objects, pointer)}
             keys = keys or str(connection.sql("SELECT json_keys(line) FROM objects LIMIT 1").fetchall()[0][0])
         num_rows += rows.num_rows
-        whole = block.without(np.flatnonzero(~good), "malformed: not a JSON object")
+        whole = block.without(np.flatnonzero(~good), NOT_AN_OBJECT)
         yield RawBatch(file=path, rows=rows, row_number=block.number[good], malformed=whole.malformed)
     if unseen and num_rows:
         raise PipelineError(
@@ -363,7 +364,7 @@ def _valid_rows(path: Path, rows: pa.Table, first_row: int) -> RawBatch:
     wrong = find_invalid_text(rows)
     if not len(wrong):
         return RawBatch(file=path, rows=rows, row_number=number)
-    reasons = itertools.repeat("malformed: not valid UTF-8")
+    reasons = itertools.repeat(NOT_UTF8)
     malformed = list(zip(number[wrong].tolist(), reasons, raw_json(rows, wrong), strict=False))
     is_row = np.ones(len(number), bool)
     is_row[wrong] = False

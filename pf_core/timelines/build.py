@@ -185,7 +185,7 @@ def _refuse_if_quarantined(site: Site, log_days: Sequence[str]) -> None:
             raise PipelineError(
                 f"user_timelines cannot be built from raw_actions {log_ds}: {result.reason}",
                 "repair the logs, or their mapping in the site file, and ingest the day again with: "
-                f"{materialize_command('raw_actions', log_ds)}; or raise quality.max_quarantined_share in the site file",
+                f"{materialize_command('raw_actions', log_ds)}; or raise quality.max_quarantined_share there",
             )
 
 

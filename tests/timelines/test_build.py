@@ -152,10 +152,10 @@ def test_a_day_with_too_many_quarantined_rows_is_not_built(small_site: MakeSite,
     with pytest.raises(PipelineError) as refused:
         site.build(days, rebuild=rebuild)
     assert str(refused.value) == (
-        f"user_timelines cannot be built from raw_actions {DAYS[bad_day]}: {1 / 10:.2%} of 10 rows quarantined, at most "
-        "2.00% allowed; most often: action_type: unknown value (column event); repair the logs, or their mapping in the "
-        "site file, and ingest the day again with: dagster asset materialize --select raw_actions --partition "
-        f"{DAYS[bad_day]} -m pf_assets.definitions; or raise quality.max_quarantined_share in the site file"
+        f"user_timelines cannot be built from raw_actions {DAYS[bad_day]}: {1 / 10:.2%} of 10 rows quarantined, "
+        "at most 2.00% allowed; most often: action_type: unknown value (column event); repair the logs, or their "
+        "mapping in the site file, and ingest the day again with: dagster asset materialize --select raw_actions "
+        f"--partition {DAYS[bad_day]} -m pf_assets.definitions; or raise quality.max_quarantined_share there"
     )
     assert timeline_state(site.site).days() == []
     site.site = site.site.model_copy(update={"quality": QualityConfig(max_quarantined_share=0.1)})
