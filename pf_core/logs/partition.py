@@ -104,6 +104,18 @@ class RawManifest(TypedDict):
     """Name of the folder with the files."""
 
 
+def rows_not_kept(counts: RawCounts) -> list[str]:
+    """Return what became of the rows that were not kept, such as "42 skipped by a rule"."""
+    named = (
+        (counts["duplicates"], "duplicates"),
+        (counts["skipped"], "skipped by a rule"),
+        (counts["sent"], "sent to the day on which they happened"),
+        (counts["forgotten"], "of forgotten users"),
+        (counts["quarantined"], "quarantined"),
+    )
+    return [f"{number:,} {outcome}" for number, outcome in named if number]
+
+
 def partition_dir(directory: Path, ds: str) -> Path:
     """Return the folder of a partition, given the folder of the site's assets."""
     return directory / "raw_actions" / ds
@@ -335,10 +347,10 @@ class PartitionWriter:
         for lost in day.build.glob(".*"):  # unfinished attempts at a bucket, of machines that died
             remove_tree(lost)
         publish_build(day.build, dict(manifest))
-        report(
-            f"raw_actions {ds}: {counts['kept']:,} actions of {counts['users']:,} users, "
-            f"{counts['duplicates']:,} duplicates, {counts['quarantined']:,} quarantined"
-        )
+        received = f" and {counts['received']:,} received from the files of other days" if counts["received"] else ""
+        kept = f"{counts['kept']:,} actions of {counts['users']:,} users"
+        outcomes = ", ".join([kept, *rows_not_kept(manifest["counts"])])
+        report(f"raw_actions {ds}: {counts['read']:,} rows read{received}: {outcomes}")
         return manifest
 
 
