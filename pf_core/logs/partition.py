@@ -32,7 +32,8 @@ from pf_core.config.site import Site
 from pf_core.config.source import ActionsSource
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.logs.positives import positive_mask
-from pf_core.logs.quarantine import Quarantine, remedy_of
+from pf_core.logs.quarantine import Quarantine
+from pf_core.logs.remedies import remedy_of
 from pf_core.logs.routing import Arrival, InputFile, Tally, day_number
 from pf_core.logs.settings import IngestSettings
 from pf_core.progress import report

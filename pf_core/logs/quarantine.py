@@ -12,40 +12,9 @@ from pf_core.schemas import QUARANTINE_SCHEMA
 from pf_core.storage.cache import fetched
 from pf_core.storage.files import write_file
 
-NOT_UTF8 = "malformed: not valid UTF-8"
-
-NOT_AN_OBJECT = "malformed: not a JSON object"
-
-OPEN_QUOTE = "malformed: a quoted value does not end in its line"
-
-WRONG_NUMBER_OF_FIELDS = "fields instead of"
-
-OUTSIDE_SITE_DAYS = "ts: outside the site's days"
-
-AFTER_ITS_FILE = "ts: after its file's day"
-
-TOO_LATE = "ts: too late for its day"
-
-REMEDIES = {
-    NOT_UTF8: "convert the files to UTF-8, for example with: iconv -f ISO-8859-1 -t UTF-8",
-    NOT_AN_OBJECT: "write one JSON object in each line, or fix `format` in the site file",
-    OPEN_QUOTE: "write each row as one line, or set `quote: null` in the site file if nothing is quoted",
-    WRONG_NUMBER_OF_FIELDS: "fix `delimiter`, `quote` or `columns` in the site file",
-    "malformed: ": "repair the files",
-    OUTSIDE_SITE_DAYS: "fix `start_ds`, `end_ds` or the unit of `ts` in the site file",
-    AFTER_ITS_FILE: "fix `ts` (unit, timezone) or `early_days` in the site file",
-    TOO_LATE: "fix `ts` (unit, timezone) or raise `late_days` in the site file",
-}
-"""What to do about rows that were rejected for a reason with this text in it; the first that applies counts."""
-
 _FLUSH_ROWS = 65_536
 
 _FLUSH_CHARS = 16 << 20
-
-
-def remedy_of(reason: str) -> str:
-    """Return what to do if this is the reason of many rejects."""
-    return next((remedy for part, remedy in REMEDIES.items() if part in reason), "fix the mapping in the site file")
 
 
 @dataclass

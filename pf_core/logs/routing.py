@@ -20,8 +20,9 @@ from pf_core.days import ds_range, ds_start_us, shift_ds
 from pf_core.errors import PipelineError
 from pf_core.hashing import bucket_of, combined
 from pf_core.logs.mapping import ActionMapper, rejected_rows
-from pf_core.logs.quarantine import AFTER_ITS_FILE, OUTSIDE_SITE_DAYS, TOO_LATE, Quarantine, remedy_of
+from pf_core.logs.quarantine import Quarantine
 from pf_core.logs.readers import RawBatch, find_files, join_batches, read_file
+from pf_core.logs.remedies import AFTER_ITS_FILE, OUTSIDE_SITE_DAYS, TOO_LATE, remedy_of
 from pf_core.logs.settings import IngestSettings
 from pf_core.progress import Throttle, report
 from pf_core.storage.files import path_of, stamp_of
