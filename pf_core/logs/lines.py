@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from pf_core.errors import PipelineError
-from pf_core.logs.remedies import COMPRESSION, NOT_UTF8
+from pf_core.logs.remedies import NOT_UTF8
 from pf_core.storage.files import is_remote
 
 BLOCK_BYTES = 8 << 20
@@ -28,6 +28,8 @@ MAX_LINE_BYTES = 8 << 20
 
 MAX_TEXT_BYTES = 64 << 10
 """Bytes of a malformed line that are kept as its text."""
+
+COMPRESSION = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 LF, CR, NUL = 10, 13, 0

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 
 from pf_core.config.source import DAY, Files
 from pf_core.errors import PipelineError
-from pf_core.logs.lines import BYTE_ORDER_MARK, LineBlock, MalformedRow, TextFile, line_text
+from pf_core.logs.lines import BYTE_ORDER_MARK, COMPRESSION, LineBlock, MalformedRow, TextFile, line_text
 from pf_core.logs.parquet_columns import find_invalid_text, raw_json, with_plain_types
 from pf_core.logs.remedies import (
     NOT_AN_OBJECT,
@@ -104,7 +104,8 @@ def read_file(path: Path, files: Files, columns: Sequence[str], categories: Sequ
             yield _no_rows(path, columns, [])
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
         raise PipelineError(
-            f"{path} cannot be read as {files.file_format}: {error}", file_remedy(path, error)
+            f"{path} cannot be read as {files.file_format}: {error}",
+            file_remedy(path, COMPRESSION.get(path.suffix), error),
         ) from error
 
 

@@ -33,19 +33,16 @@ REMEDIES = {
 OTHER_DELIMITERS = (";", "\t", "|", "::", ",")
 """Delimiters that an error suggests for a header of one column."""
 
-COMPRESSION = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
-
 
 def remedy_of(reason: str) -> str:
     """Return what to do if this is the reason of many rejects."""
     return next((remedy for part, remedy in REMEDIES.items() if part in reason), "fix the mapping in the site file")
 
 
-def file_remedy(path: Path, error: Exception) -> str:
-    """Return what to do about a file that cannot be read."""
+def file_remedy(path: Path, compression: str | None, error: Exception) -> str:
+    """Return what to do about a file that cannot be read; `compression` is the one that its suffix names."""
     if isinstance(error, PermissionError):
         return "let the user who runs the pipeline read it"
-    compression = COMPRESSION.get(path.suffix)
     if compression is None:
         return "restore the file, or fix `format` in the site file"
     if "Truncated" in str(error):
