@@ -30,9 +30,11 @@ def asset_check_result(
     for result in failed:
         log(f"{result.ds}: {result.reason}")
     rows = [dg.TableRecord({"ds": each.ds, "passed": each.passed, "reason": each.reason}) for each in results]
+    described = failed or results
+    more = f"; and {len(described) - MAX_SHOWN} more days" if len(described) > MAX_SHOWN else ""
     return dg.AssetCheckResult(
         passed=not failed,
         severity=severity,
-        description="; ".join(f"{result.ds}: {result.reason}" for result in (failed or results)[:MAX_SHOWN]),
+        description="; ".join(f"{result.ds}: {result.reason}" for result in described[:MAX_SHOWN]) + more,
         metadata={"days": dg.MetadataValue.table(rows)},
     )

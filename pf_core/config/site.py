@@ -85,7 +85,8 @@ class QualityConfig(Strict):
     """Largest share of a day's rows that may be quarantined."""
     trailing_weeks: int = Field(default=4, ge=0)
     """Number of past weeks in which days of the same weekday are compared with; 0 never compares by weekday. A weekday
-    that had no actions in most of at least two such weeks is closed: then few or no actions are normal."""
+    that had no actions in most of at least two such weeks is closed: then few or no actions are normal. While fewer
+    than two are known, a day without a file passes that `source.actions.missing_days: allow` permits."""
     trailing_days: int = Field(default=14, ge=1)
     """Number of days before that a day is compared with while too few days of the same weekday have actions."""
     min_trailing_days: int = Field(default=3, ge=1)

@@ -67,7 +67,8 @@ class IdField(Strict):
     column: str
     """Name of the column."""
     type: IdType = "int"
-    """Type of the ids in our tables: int (64 bits) or string."""
+    """Type of the ids in our tables: int (64 bits) or string. Text like 17850.0, which pandas writes for integers in a
+    column with missing values, is no int: write the column as integers, or choose string."""
 
 
 class TimeField(Strict):
@@ -195,7 +196,8 @@ class Files(Strict):
     """Path of the files, relative to `root`. `{ds}` stands for the day and makes one set of files a day; `*`
     and `**` are wildcards."""
     format: FileFormat | None = None
-    """csv, jsonl or parquet; by default by the suffix of `path`."""
+    """csv, jsonl or parquet; by default by the suffix of `path`. The columns of jsonl are the keys of the line's
+    object; keys of objects within it cannot be named."""
     delimiter: str = Field(default=",", min_length=1)
     """Text between the values of a CSV file, one character or several, such as `::`; by default a tab for .tsv files
     and a comma for others."""
@@ -288,7 +290,8 @@ class ActionsSource(Files):
     midnight west of Greenwich."""
     missing_days: Literal["refuse", "allow"] = "refuse"
     """What a day without a file is in a dated log: refuse makes it an error, allow a day without rows (a shop that is
-    closed on Sundays)."""
+    closed on Sundays). Once its weekday is known, such a day must be usual to pass the check of the volume: see
+    `quality.trailing_weeks`."""
 
     @model_validator(mode="after")
     def _each_column_once(self) -> "ActionsSource":
@@ -425,7 +428,9 @@ class PinsSource(Strict):
 class Positive(Strict):
     """Which actions are positive engagement; the defaults are the paper's (section 3).
 
-    In a log with a single action type, that type is positive by default, with any duration.
+    Where the mapping of `actions.action_type` gives one name only (`constant`, or `values` or `rules` with one name),
+    that type is positive by default, with any duration. A plain column needs `action_types`, even if all of its rows
+    have the same value.
     """
 
     action_types: tuple[str, ...] = ("repin", "closeup", "click")

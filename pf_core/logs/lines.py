@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from pf_core.errors import PipelineError
+from pf_core.logs.remedies import NOT_UTF8
 from pf_core.storage.files import is_remote
 
 BLOCK_BYTES = 8 << 20
@@ -206,7 +207,7 @@ def _valid_lines(block: LineBlock) -> LineBlock:
         places = np.flatnonzero(np.frombuffer(block.data, np.uint8) == NUL)
         wrong = np.unique(np.searchsorted(block.end, places, side="right"))
         block = block.without(wrong, "malformed: contains a NUL byte")
-    return block.without(_not_utf8(block), "malformed: not valid UTF-8")
+    return block.without(_not_utf8(block), NOT_UTF8)
 
 
 def _too_long() -> str:

@@ -283,7 +283,16 @@ def id_checks(name: str, field: IdField, schema: pa.Schema) -> list[tuple[str, s
                     f"`type: string` (column {field.column})",
                 )
             )
-        checks.append((f"{name} IS NULL", f"{name}: not an integer (column {field.column})"))
+            is_integer = f"regexp_full_match({raw_column(field.column)}, '-?[0-9]+')"
+        else:
+            is_integer = str(pa.types.is_integer(_value_type(field.column, schema))).lower()
+        checks += [
+            (
+                f"{name} IS NULL AND {is_integer}",
+                f"{name}: an integer beyond 64 bits: give it `type: string` (column {field.column})",
+            ),
+            (f"{name} IS NULL", f"{name}: not an integer (column {field.column})"),
+        ]
     return checks
 
 

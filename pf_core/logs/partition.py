@@ -33,6 +33,7 @@ from pf_core.config.source import ActionsSource
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.logs.positives import positive_mask
 from pf_core.logs.quarantine import Quarantine
+from pf_core.logs.remedies import remedy_of
 from pf_core.logs.routing import Arrival, InputFile, Tally, day_number
 from pf_core.logs.settings import IngestSettings
 from pf_core.progress import report
@@ -102,6 +103,18 @@ class RawManifest(TypedDict):
     """Log files of other days that were searched for rows of this day."""
     build: str
     """Name of the folder with the files."""
+
+
+def rows_not_kept(counts: RawCounts) -> list[str]:
+    """Return what became of the rows that were not kept, such as "42 skipped by a rule"."""
+    named = (
+        (counts["duplicates"], "duplicates"),
+        (counts["skipped"], "skipped by a rule"),
+        (counts["sent"], "sent to the day on which they happened"),
+        (counts["forgotten"], "of forgotten users"),
+        (counts["quarantined"], "quarantined"),
+    )
+    return [f"{number:,} {outcome}" for number, outcome in named if number]
 
 
 def partition_dir(directory: Path, ds: str) -> Path:
@@ -300,7 +313,7 @@ class PartitionWriter:
             raise PipelineError(
                 f"{ds}: not one of the {counts['read']:,} rows could be used. {first['source_file']}, "
                 f"row {first['row_number']}: {first['reason']}",
-                "fix the mapping in the site file",
+                remedy_of(first["reason"]),
             )
         manifest: RawManifest = {
             "ds": ds,
@@ -335,10 +348,10 @@ class PartitionWriter:
         for lost in day.build.glob(".*"):  # unfinished attempts at a bucket, of machines that died
             remove_tree(lost)
         publish_build(day.build, dict(manifest))
-        report(
-            f"raw_actions {ds}: {counts['kept']:,} actions of {counts['users']:,} users, "
-            f"{counts['duplicates']:,} duplicates, {counts['quarantined']:,} quarantined"
-        )
+        received = f" and {counts['received']:,} received from the files of other days" if counts["received"] else ""
+        kept = f"{counts['kept']:,} actions of {counts['users']:,} users"
+        outcomes = ", ".join([kept, *rows_not_kept(manifest["counts"])])
+        report(f"raw_actions {ds}: {counts['read']:,} rows read{received}: {outcomes}")
         return manifest
 
 

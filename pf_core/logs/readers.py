@@ -29,8 +29,16 @@ import pyarrow.parquet as pq
 
 from pf_core.config.source import DAY, Files
 from pf_core.errors import PipelineError
-from pf_core.logs.lines import BYTE_ORDER_MARK, LineBlock, MalformedRow, TextFile, line_text
+from pf_core.logs.lines import BYTE_ORDER_MARK, COMPRESSION, LineBlock, MalformedRow, TextFile, line_text
 from pf_core.logs.parquet_columns import find_invalid_text, raw_json, with_plain_types
+from pf_core.logs.remedies import (
+    NOT_AN_OBJECT,
+    NOT_UTF8,
+    OPEN_QUOTE,
+    WRONG_NUMBER_OF_FIELDS,
+    column_remedy,
+    file_remedy,
+)
 from pf_core.storage.files import is_remote, reaching
 
 BATCH_ROWS = 1 << 20
@@ -95,7 +103,10 @@ def read_file(path: Path, files: Files, columns: Sequence[str], categories: Sequ
         if is_empty:
             yield _no_rows(path, columns, [])
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
-        raise PipelineError(f"{path} cannot be read as {files.file_format}: {error}") from error
+        raise PipelineError(
+            f"{path} cannot be read as {files.file_format}: {error}",
+            file_remedy(path, COMPRESSION.get(path.suffix), error),
+        ) from error
 
 
 def join_batches(files: Iterable[Iterator[RawBatch]]) -> Iterator[list[RawBatch]]:
@@ -124,7 +135,7 @@ def _check_columns(path: Path, present: Sequence[str], needed: Sequence[str]) ->
     if missing:
         raise PipelineError(
             f"{path} has no column {', '.join(map(repr, missing))}; it has {', '.join(map(repr, present))}",
-            "fix the column names in the site file",
+            column_remedy(present, missing),
         )
     repeated = {column for column in needed if list(present).count(column) > 1}
     if repeated:
@@ -153,24 +164,31 @@ def _read_csv(path: Path, files: Files, columns: Sequence[str]) -> Iterator[RawB
         quoted_strings_can_be_null=True,
     )
     for block in file.blocks():
+        written = block
         if is_long:
-            block = _replace_delimiter(block, files.delimiter)
-        batch = _parse_csv(path, block, names, parse, convert)
+            written = _without_separator(block)
+            block = _replace_delimiter(written, files.delimiter)
+        batch = _parse_csv(path, block, written, names, parse, convert)
         if batch is None and quote is not None:
             block = block.without(_open_quotes(block, delimiter, quote), OPEN_QUOTE)
-            batch = _parse_csv(path, block, names, parse, convert)
+            batch = _parse_csv(path, block, block, names, parse, convert)
         assert batch is not None, f"{path}: a line was not parsed by itself"
         yield batch
 
 
-def _replace_delimiter(block: LineBlock, delimiter: str) -> LineBlock:
-    """Replace a delimiter of several bytes by the unit separator; a line that has one already is malformed."""
+def _without_separator(block: LineBlock) -> LineBlock:
+    """Move the lines that contain the unit separator to the malformed ones."""
     separator = UNIT_SEPARATOR.encode()
-    if separator in block.data:
-        places = np.flatnonzero(np.frombuffer(block.data, np.uint8) == separator[0])
-        wrong = np.unique(np.searchsorted(block.end, places, side="right"))
-        block = block.without(wrong, "malformed: contains the control character 0x1F")
-    data = block.data.replace(delimiter.encode(), separator)
+    if separator not in block.data:
+        return block
+    places = np.flatnonzero(np.frombuffer(block.data, np.uint8) == separator[0])
+    wrong = np.unique(np.searchsorted(block.end, places, side="right"))
+    return block.without(wrong, "malformed: contains the control character 0x1F")
+
+
+def _replace_delimiter(block: LineBlock, delimiter: str) -> LineBlock:
+    """Replace a delimiter of several bytes by the unit separator."""
+    data = block.data.replace(delimiter.encode(), UNIT_SEPARATOR.encode())
     return replace(block, data=data, end=_line_ends(data, len(block.number)))
 
 
@@ -195,17 +213,25 @@ def _header_names(path: Path, header: str, parse: dict[str, Any]) -> list[str]:
 
 
 def _parse_csv(
-    path: Path, block: LineBlock, names: list[str], parse: dict[str, Any], convert: pa_csv.ConvertOptions
+    path: Path,
+    block: LineBlock,
+    written: LineBlock,
+    names: list[str],
+    parse: dict[str, Any],
+    convert: pa_csv.ConvertOptions,
 ) -> RawBatch | None:
     """Parse the lines of a block; None if a line was not parsed by itself, because a quoted value goes beyond its end.
 
     Every row ends where a line ends, so that there are as many rows as lines exactly if no quoted value contains the
-    end of a line. One more line at the end of the block shows whether its last value is closed.
+    end of a line. One more line at the end of the block shows whether its last value is closed. `written` has the same
+    lines as the file has them, for the text of malformed ones.
     """
     invalid: list[tuple[int, str]] = []
 
     def keep_invalid(row: Any) -> str:
-        invalid.append((row.number - 1, f"malformed: {row.actual_columns} fields instead of {row.expected_columns}"))
+        invalid.append(
+            (row.number - 1, f"malformed: {row.actual_columns} {WRONG_NUMBER_OF_FIELDS} {row.expected_columns}")
+        )
         return "skip"
 
     if not len(block.number):
@@ -231,13 +257,11 @@ def _parse_csv(
     rows = rows.slice(0, rows.num_rows - 1)
     malformed, is_row = block.malformed, np.ones(len(block.number), bool)
     if invalid:
-        found = [(int(block.number[index]), reason, line_text(block.line(index))) for index, reason in invalid]
+        found = [(int(block.number[index]), reason, line_text(written.line(index))) for index, reason in invalid]
         malformed = sorted([*malformed, *found])
         is_row[[index for index, _ in invalid]] = False
     return RawBatch(file=path, rows=rows, row_number=block.number[is_row], malformed=malformed)
 
-
-OPEN_QUOTE = "malformed: a quoted value does not end in its line"
 
 UNIT_SEPARATOR = "\x1f"
 """Stands for a delimiter of several bytes while a line is parsed: Arrow splits at single ones."""
@@ -286,7 +310,8 @@ def _read_jsonl(path: Path, columns: Sequence[str]) -> Iterator[RawBatch]:
     """Parse one document a line, so that a broken line costs one row; a column that no row has is an error."""
     pointers = ["/" + column.replace("~", "~0").replace("/", "~1") for column in columns]
     connection = _json_database().cursor()
-    unseen, num_rows, keys = dict(zip(columns, pointers, strict=True)), 0, ""
+    unseen, num_rows = dict(zip(columns, pointers, strict=True)), 0
+    keys: list[str] | None = None
     for block in TextFile(path, has_header=False, is_cr_an_end=False).blocks():
         lines = pa.table({"line": _line_array(block)})
         parsed = connection.sql(
@@ -303,14 +328,15 @@ def _read_jsonl(path: Path, columns: Sequence[str]) -> Iterator[RawBatch]:
         if unseen and rows.num_rows:
             objects = lines.filter(pa.array(good))
             unseen = {name: pointer for name, pointer in unseen.items() if not _has_key(connection, objects, pointer)}
-            keys = keys or str(connection.sql("SELECT json_keys(line) FROM objects LIMIT 1").fetchall()[0][0])
+            if keys is None:
+                keys = connection.sql("SELECT json_keys(line) FROM objects LIMIT 1").fetchall()[0][0]
         num_rows += rows.num_rows
-        whole = block.without(np.flatnonzero(~good), "malformed: not a JSON object")
+        whole = block.without(np.flatnonzero(~good), NOT_AN_OBJECT)
         yield RawBatch(file=path, rows=rows, row_number=block.number[good], malformed=whole.malformed)
     if unseen and num_rows:
         raise PipelineError(
             f"no row of {path} has a key {', '.join(map(repr, unseen))}; the first row has {keys}",
-            "fix the column names in the site file",
+            column_remedy(keys or (), list(unseen)),
         )
 
 
@@ -363,7 +389,7 @@ def _valid_rows(path: Path, rows: pa.Table, first_row: int) -> RawBatch:
     wrong = find_invalid_text(rows)
     if not len(wrong):
         return RawBatch(file=path, rows=rows, row_number=number)
-    reasons = itertools.repeat("malformed: not valid UTF-8")
+    reasons = itertools.repeat(NOT_UTF8)
     malformed = list(zip(number[wrong].tolist(), reasons, raw_json(rows, wrong), strict=False))
     is_row = np.ones(len(number), bool)
     is_row[wrong] = False

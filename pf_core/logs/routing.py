@@ -22,6 +22,7 @@ from pf_core.hashing import bucket_of, combined
 from pf_core.logs.mapping import ActionMapper, rejected_rows
 from pf_core.logs.quarantine import Quarantine
 from pf_core.logs.readers import RawBatch, find_files, join_batches, read_file
+from pf_core.logs.remedies import AFTER_ITS_FILE, OUTSIDE_SITE_DAYS, TOO_LATE, remedy_of
 from pf_core.logs.settings import IngestSettings
 from pf_core.progress import Throttle, report
 from pf_core.storage.files import path_of, stamp_of
@@ -97,6 +98,44 @@ def num_days_complete(days: Sequence[str], arrival: Arrival, *, late_days: int) 
     return min(len(days), max(0, last - day_number(days[0]) + 1))
 
 
+@dataclass(frozen=True, kw_only=True)
+class DayRule:
+    """Which days the rows of a file may have."""
+
+    first: int
+    """Number of the site's first day."""
+    last: int
+    """Number of the site's last day; without `end_ds`, beyond every row."""
+    late_days: int
+    early_days: int
+
+    @classmethod
+    def of(cls, settings: IngestSettings) -> "DayRule":
+        return cls(
+            first=day_number(settings.start_ds),
+            last=day_number(settings.end_ds or "9999-12-31"),
+            late_days=settings.actions.late_days,
+            early_days=settings.actions.early_days,
+        )
+
+    def in_site(self, row_day: np.ndarray) -> np.ndarray:
+        """Return which days are days of the site."""
+        return (row_day >= self.first) & (row_day <= self.last)
+
+    def accepts(self, row_day: np.ndarray, file_day: int) -> np.ndarray:
+        """Return which rows of a file of a dated log are accepted; the others are quarantined."""
+        lateness = file_day - row_day
+        return (lateness <= self.late_days) & (lateness >= -self.early_days) & self.in_site(row_day)
+
+    def reason(self, row_day: int, file_day: int) -> str:
+        """Return the reason for rejecting a row because of its day."""
+        if not self.first <= row_day <= self.last:
+            return OUTSIDE_SITE_DAYS
+        if row_day > file_day:
+            return f"{AFTER_ITS_FILE} (early_days: {self.early_days})"
+        return f"{TOO_LATE} (late_days: {self.late_days})"
+
+
 class Router:
     """Reads log files and assigns each row of the wanted days to its group; updates the tallies of these days."""
 
@@ -106,7 +145,7 @@ class Router:
         self._num_buckets = settings.num_buckets
         self._mapper = ActionMapper(self._source)
         self._first_day = day_number(tallies[0].ds)
-        self._site_days = (day_number(settings.start_ds), day_number(settings.end_ds or "9999-12-31"))
+        self._rule = DayRule.of(settings)
         self._report = Throttle(report)
         self.num_outside_site_days = 0
         self.num_other_days = 0
@@ -128,9 +167,7 @@ class Router:
             raw = pa.concat_tables([batch.rows for batch in batches])
             mapped = self._mapper.map(raw)
             row_day = mapped.ts_us[mapped.kept] // DAY_US
-            lateness = file_day - row_day
-            accepted = (lateness <= self._source.late_days) & (lateness >= -self._source.early_days)
-            accepted &= self._in_site_days(row_day)
+            accepted = self._rule.accepts(row_day, file_day)
             if own is not None:
                 own.counts["read"] += sum(len(batch.row_number) + len(batch.malformed) for batch in batches)
                 own.counts["skipped"] += len(mapped.skipped)
@@ -138,7 +175,7 @@ class Router:
                 own.counts["sent"] += len(sent)
                 own.sent_to.update(ds_of(day) for day in sent)
                 positions = np.concatenate([mapped.rejected, mapped.kept[~accepted]])
-                reasons = mapped.reasons + [self._wrong_day(day, file_day) for day in row_day[~accepted]]
+                reasons = mapped.reasons + [self._rule.reason(day, file_day) for day in row_day[~accepted]]
                 users = pa.concat_arrays([mapped.rejected_users, _users(mapped.actions.filter(pa.array(~accepted)))])
                 positions, reasons = self._without_forgotten(own, users, positions, reasons)
                 for reject in rejected_rows(batches, raw, positions, reasons):
@@ -196,7 +233,7 @@ class Router:
                 for number, reason, text in waiting:
                     day = int(days[np.searchsorted(numbers, number, side="right") - 1])
                     own = self._tally_of(day)
-                    if not self._site_days[0] <= day <= self._site_days[1]:
+                    if not self._rule.first <= day <= self._rule.last:
                         self.num_outside_site_days += 1
                     elif own is None:
                         self.num_other_days += 1
@@ -207,21 +244,19 @@ class Router:
                         else:
                             own.quarantine.add(file, number, reason, text)
                 skipped_day = days[np.searchsorted(numbers, skipped, side="right") - 1]
-                skipped_in_site = self._in_site_days(skipped_day)
+                skipped_in_site = self._rule.in_site(skipped_day)
                 self.num_outside_site_days += int((~skipped_in_site).sum())
                 self._count_days("skipped", skipped_day[skipped_in_site])
                 self.num_other_days += self._count_days("read", skipped_day[skipped_in_site])
                 waiting, skipped, forgotten = [], skipped[:0], set()
-            in_site = self._in_site_days(row_day[mapped.kept])
+            in_site = self._rule.in_site(row_day[mapped.kept])
             self.num_outside_site_days += int((~in_site).sum())
             self.num_other_days += self._count_days("read", row_day[mapped.kept][in_site])
             self._report(f"raw_actions: reading {file}")
             yield self._group(mapped.actions, row_day[mapped.kept], in_site)
         if waiting:
             number, reason, _ = waiting[0]
-            raise PipelineError(
-                f"{file}: no row has a valid time{scope}; row {number}: {reason}", "fix the mapping in the site file"
-            )
+            raise PipelineError(f"{file}: no row has a valid time{scope}; row {number}: {reason}", remedy_of(reason))
         self.num_outside_site_days += len(skipped)  # a file of skipped rows without a time
 
     def _read(self, file: Path) -> Iterator[RawBatch]:
@@ -255,17 +290,6 @@ class Router:
             else:
                 own.counts[name] += int(num_rows)
         return num_other
-
-    def _in_site_days(self, row_day: np.ndarray) -> np.ndarray:
-        return (row_day >= self._site_days[0]) & (row_day <= self._site_days[1])
-
-    def _wrong_day(self, row_day: int, file_day: int) -> str:
-        """Return the reason for rejecting a row because of its day."""
-        if not self._site_days[0] <= row_day <= self._site_days[1]:
-            return "ts: outside the site's days"
-        if row_day > file_day:
-            return f"ts: after its file's day (early_days: {self._source.early_days})"
-        return f"ts: too late for its day (late_days: {self._source.late_days})"
 
 
 def _users(actions: pa.Table) -> pa.Array:

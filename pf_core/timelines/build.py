@@ -19,6 +19,7 @@ from pf_core.engine.base import Engine
 from pf_core.engine.daily_state import DailyState, StateManifest, open_dataset
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import bucket_of
+from pf_core.logs.checks import judge_quarantine
 from pf_core.logs.partition import bucket_files, raw_digest, read_manifest
 from pf_core.progress import Progress
 from pf_core.schemas import TIMELINE_LISTS, raw_actions_schema
@@ -76,10 +77,12 @@ def build_timelines(
 ) -> Iterator[TimelineManifest]:
     """Build the partitions of ascending days, each from the day before; yield each published manifest.
 
-    With `rebuild`, the first of the days is built from the logs of its whole window instead.
+    With `rebuild`, the first of the days is built from the logs of its whole window instead. Nothing is built if a day
+    that would be read has too many quarantined rows: its check blocks only the run that ingested it.
     """
     state = timeline_state(site)
     state.refuse_if_dropped(days, site.timelines.retention_days)
+    _refuse_if_quarantined(site, sorted({*days, *(_window_days(site, days[0]) if rebuild else ())}))
     with state.writing():
         for ds in days:
             from_logs = ds == site.start_ds or (rebuild and ds == days[0])
@@ -100,8 +103,7 @@ def _build_day(
     site: Site, state: TimelineState, ds: str, base: TimelineManifest | None, engine: Engine, forgotten: pa.Array
 ) -> TimelineManifest:
     """Build and publish a day on the manifest `base` of the day before, or from the logs of its whole window."""
-    first_ds = ds if base is not None else max(site.start_ds, window_start(ds, site.timelines.window_days))
-    log_days = ds_range(first_ds, ds)
+    log_days = [ds] if base is not None else _window_days(site, ds)
     files = [bucket_files(site, log_ds) for log_ds in log_days]
     bucket_of_forgotten = bucket_of(forgotten, state.num_buckets)
     source = site.source.actions
@@ -170,6 +172,23 @@ def content_digest(manifest: TimelineManifest) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
+def _window_days(site: Site, ds: str) -> list[str]:
+    """Return the days of the site in the window up to `ds`."""
+    return ds_range(max(site.start_ds, window_start(ds, site.timelines.window_days)), ds)
+
+
+def _refuse_if_quarantined(site: Site, log_days: Sequence[str]) -> None:
+    """Refuse days of raw_actions that fail the check of their quarantined share; a missing day is refused later."""
+    for log_ds in log_days:
+        manifest = read_manifest(site, log_ds)
+        if manifest is not None and not (result := judge_quarantine(manifest, site.quality)).passed:
+            raise PipelineError(
+                f"user_timelines cannot be built from raw_actions {log_ds}: {result.reason}",
+                "repair the logs, or their mapping in the site file, and ingest the day again with: "
+                f"{materialize_command('raw_actions', log_ds)}; or raise quality.max_quarantined_share there",
+            )
+
+
 def _settings(site: Site) -> TimelineSettings:
     timelines = site.timelines
     return {
@@ -185,7 +204,13 @@ def _previous(site: Site, state: TimelineState, ds: str) -> TimelineManifest:
     previous_ds = shift_ds(ds, -1)
     if state.manifest(previous_ds) is None:
         built = [day for day in state.days() if day < ds]
-        command = materialize_command(state.asset, shift_ds(built[-1], 1), until=ds) if built else _rebuild_command(ds)
+        needed = ds_range(shift_ds(built[-1], 1), ds) if built else _window_days(site, ds)
+        is_ingested = all(read_manifest(site, log_ds) is not None for log_ds in needed)
+        if is_ingested and not built:
+            command = _rebuild_command(ds)
+        else:
+            assets = state.asset if is_ingested else f"raw_actions,{state.asset}"
+            command = materialize_command(assets, needed[0] if built else site.start_ds, until=ds)
         raise PipelineError(
             f"user_timelines {ds} builds on {previous_ds}, which is missing", f"build the gap with: {command}"
         )

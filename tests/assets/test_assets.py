@@ -12,9 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pf_assets.definitions import build_definitions
+from pf_assets.metadata.check_results import asset_check_result
 from pf_assets.settings import DEMO_SITE
+from pf_core.check_result import CheckResult
 from pf_core.config.site import Site, load_site
-from pf_core.days import ds_range
+from pf_core.days import ds_range, shift_ds
 from pf_core.experiments.recipes import experiments
 from pf_core.logs.partition import partition_dir, read_manifest
 from pf_core.timelines.build import read_bucket, timeline_state
@@ -331,3 +333,12 @@ def test_raw_actions_are_where_the_page_says(site: Site, instance: dg.DagsterIns
     assert manifest is not None
     folder = partition_dir(site.directory, START) / manifest["build"]
     assert sum(pq.read_metadata(path).num_rows for path in folder.glob("bucket-*")) == manifest["counts"]["kept"]
+
+
+@pytest.mark.parametrize(("num_days", "end"), [(5, "2026-01-05: empty"), (24, "2026-01-05: empty; and 19 more days")])
+def test_a_check_of_many_days_counts_those_it_does_not_describe(num_days: int, end: str) -> None:
+    days = ds_range("2026-01-01", shift_ds("2026-01-01", num_days - 1))
+    context = dg.build_op_context()
+    result = asset_check_result(context, [CheckResult(ds, False, "empty") for ds in days])  # type: ignore[arg-type]
+    assert result.description is not None
+    assert result.description.endswith(end)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -21,6 +23,10 @@ def demo_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PF_DATA_DIR", str(tmp_path))
     folder = tmp_path / "demo_site" / "actions" / "2026-01-01"
     folder.mkdir(parents=True)
+    (tmp_path / "demo_site" / "forget.txt").touch()
+    (tmp_path / "demo_site" / "pins").mkdir()
+    pins = {"pin": ["p1"], "vector": [[0.0, 1.0]], "topic": ["art"], "on_homefeed": [True]}
+    pq.write_table(pa.table(pins), tmp_path / "demo_site" / "pins" / "2026-01-01.parquet")
     lines = [
         "event_time_ms,user,pin,event,surface,dwell_ms",
         "1767225600123,5,p1,save,home,",
@@ -33,12 +39,13 @@ def demo_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_check_shows_how_a_site_file_reads_the_logs(demo_logs: Path) -> None:
     result = runner.invoke(app, ["check", str(DEMO_SITE)])
-    assert result.exit_code == 0, result.output
     assert "1 kept, 1 of them positive, 0 skipped" in result.output
     assert "1 quarantined: action_type: unknown value (column event); first in row 3" in result.output
     assert "1 quarantined: malformed: 1 fields instead of 6; first in row 4" in result.output
     assert "user_id=5" in result.output
     assert "2026-01-01 00:00:00.123" in result.output
+    assert result.exit_code == 1
+    assert f"error: {2 / 3:.2%} of 3 rows quarantined, at most 2.00% allowed; most often: " in result.output
 
 
 def write_demo_rows(folder: Path, *rows: str) -> None:
@@ -51,7 +58,7 @@ def test_check_refuses_a_day_without_a_positive_action(demo_logs: Path) -> None:
     result = runner.invoke(app, ["check", str(DEMO_SITE)])
     assert result.exit_code == 1
     assert "2 kept, 0 of them positive" in result.output
-    assert "none of the 2 actions of 1 files is positive: source.positive is {'action_types': [" in result.output
+    assert "none of the 2 actions of 1 files is positive: source.positive is {action_types: [repin" in result.output
     assert (
         "the actions have action_type: closeup, repin; surface: homefeed, search; fix source.positive" in result.output
     )

@@ -21,8 +21,16 @@ QUALITY = QualityConfig(
 
 def manifest(ds: str = DS, *, read: int = 1000, kept: int = 1000, quarantined: dict[str, int] | None = None) -> Any:
     rejects = quarantined or {}
-    counts = {"read": read, "kept": kept, "quarantined": sum(rejects.values())}
-    return {"ds": ds, "counts": counts, "quarantined_by_reason": rejects}
+    counts = dict.fromkeys(["received", "duplicates", "skipped", "sent", "forgotten"], 0)
+    counts |= {"read": read, "kept": kept, "positive": kept, "quarantined": sum(rejects.values())}
+    inputs = [{"path": f"{ds}.csv", "num_bytes": 1, "changed": 1}]
+    return {
+        "ds": ds,
+        "counts": counts,
+        "quarantined_by_reason": rejects,
+        "inputs": inputs,
+        "outside_site_days": 0,
+    }
 
 
 def days_before(*kept: int) -> list[Any]:
@@ -100,6 +108,32 @@ def test_an_empty_day_fails_whatever_came_before() -> None:
         assert verdict.reason == "no actions at all; if the site was silent, min_volume_ratio: 0 lets the day pass"
 
 
+def test_an_empty_day_says_where_its_rows_are() -> None:
+    doctored = manifest(read=0, kept=0)
+    doctored["outside_site_days"] = 4029
+    verdict = judge_volume(doctored, [], QUALITY)
+    assert not verdict.passed
+    assert verdict.reason == (
+        "no actions at all, and 4,029 rows of the log are outside the site's days: check start_ds, end_ds and the unit "
+        "of ts in the site file"
+    )
+    doctored = manifest(read=300, kept=0, quarantined={"a": 2})
+    doctored["counts"] |= {"skipped": 298}
+    assert judge_volume(doctored, [], QUALITY).reason == (
+        "no actions at all: of 300 rows read, 298 skipped by a rule, 2 quarantined; check the mapping in the site file"
+    )
+
+
+@pytest.mark.parametrize("num_earlier", [0, 3])
+def test_a_day_without_positive_actions_says_so(num_earlier: int) -> None:
+    doctored = manifest(kept=1000)
+    doctored["counts"]["positive"] = 0
+    verdict = judge_volume(doctored, days_before(*[1000] * num_earlier), QUALITY)
+    assert verdict.passed
+    assert verdict.reason.endswith("; none of them is positive: check source.positive")
+    assert "positive" not in judge_volume(manifest(kept=1000), days_before(*[1000] * num_earlier), QUALITY).reason
+
+
 def test_the_first_days_have_nothing_to_compare_with() -> None:
     verdict = judge_volume(manifest(kept=5), days_before(1000, 1000), QUALITY)
     assert verdict.passed
@@ -165,6 +199,20 @@ def test_a_closed_weekday_may_be_empty(tuesdays: list[int], closed: bool) -> Non
     assert judge_volume(manifest(kept=3), earlier, QUALITY).passed is closed  # a few actions of a closed day
     assert judge_volume(manifest(kept=1000), earlier, QUALITY).passed  # an exceptional opening
     assert not judge_volume(manifest(kept=2001), earlier, QUALITY).passed  # doubled logs of one
+
+
+@pytest.mark.parametrize(("num_weeks", "passed"), [(0, True), (1, True), (2, False)])
+def test_a_day_without_a_file_passes_until_its_weekday_is_known(num_weeks: int, passed: bool) -> None:
+    """`missing_days: allow`: ingestion accepted the day, and there are no weeks that show whether it is usual."""
+    earlier = weeks_before(num_weeks, same_weekday=1000) or days_before(1000, 1000, 1000)
+    closed = manifest(read=0, kept=0) | {"inputs": []}
+    verdict = judge_volume(closed, earlier, QUALITY)
+    assert verdict.passed is passed
+    if passed:
+        known = f"only {num_weeks} earlier Tuesdays to compare with"
+        assert verdict.reason == f"no file, which `missing_days: allow` permits; {known}"
+    assert judge_volume(manifest(kept=3) | {"inputs": []}, earlier, QUALITY).passed is passed  # a few late rows
+    assert not judge_volume(manifest(read=0, kept=0), earlier, QUALITY).passed  # a file without rows
 
 
 def test_the_day_after_a_closed_day_is_compared_with_open_days() -> None:

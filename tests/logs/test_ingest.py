@@ -12,6 +12,8 @@ from pf_core.days import ds_range, ds_start_us, shift_ds
 from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
 from pf_core.logs.checks import judge_late_rows
+from pf_core.logs.deletion_list import read_deletion_list
+from pf_core.logs.ingest import ingest_days
 from pf_core.logs.partition import partition_dir, read_manifest, read_quarantine
 from pf_core.logs.positives import positive_mask
 from pf_core.logs.quarantine import Quarantine
@@ -441,3 +443,28 @@ def test_a_second_writer_of_a_day_is_refused(small_site: MakeSite) -> None:
             site.ingest(DAYS[:2])
         assert len(site.ingest(DAYS[1:2])) == 1
     assert len(site.ingest(DAYS[:2])) == 2
+
+
+def test_the_line_of_a_day_accounts_for_every_row(small_site: MakeSite) -> None:
+    site = small_site()
+    look = (1, "p", 5.0, "look")
+    site.write_log(DAYS[0], [look, look, (2, "q", 6.0, "look"), (3, "q", 7.0, "dance"), (9, "q", 8.0, "look")])
+    site.write_log(DAYS[1], [(4, "q", 9.0, "look"), (4, "q", DAY_S + 9.0, "look")])
+    (site.root / "forget.txt").write_text("9\n")
+    lines: list[str] = []
+    forgotten = read_deletion_list(site.site)
+    list(ingest_days(site.site, DAYS[:2], engine=site.engine, forgotten=forgotten, progress=lines.append))
+    assert [line for line in lines if "rows read" in line] == [
+        f"raw_actions {DAYS[0]}: 5 rows read and 1 received from the files of other days: 3 actions of 3 users, "
+        "1 duplicates, 1 of forgotten users, 1 quarantined",
+        f"raw_actions {DAYS[1]}: 2 rows read: 1 actions of 1 users, 1 sent to the day on which they happened",
+    ]
+
+
+def test_text_in_another_encoding_is_converted_not_mapped(small_site: MakeSite) -> None:
+    site = small_site(path="logs/{ds}.csv")
+    log = site.root / "logs" / f"{DAYS[0]}.csv"
+    log.parent.mkdir()
+    log.write_bytes("user,pin,time_us,event,place,dwell_s\n1,p,1,été,home,1\n".encode("latin-1"))
+    with pytest.raises(PipelineError, match=r"row 2: malformed: not valid UTF-8; convert the files to UTF-8"):
+        site.ingest(DAYS[:1])

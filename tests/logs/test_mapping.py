@@ -125,9 +125,7 @@ def test_integer_ids_from_text() -> None:
     assert values(mapped, "user_id") == {0: 12, 1: -5, 2: 7, 3: 2**63 - 1, 4: -(2**63)}
 
 
-@pytest.mark.parametrize(
-    "text", ["12.7", "1.0.0", "1e3", "9223372036854775808", "x", " 12", "+12", "1_000", "0x1f", "٣"]
-)
+@pytest.mark.parametrize("text", ["12.7", "1.0.0", "1e3", "x", " 12", "+12", "1_000", "0x1f", "٣"])
 def test_text_that_is_no_integer_id(text: str) -> None:
     mapped = map_columns({"u": ["12", text]})
     assert values(mapped, "user_id") == {0: 12}
@@ -158,10 +156,13 @@ def test_integer_ids_from_integer_columns(kind: pa.DataType) -> None:
     assert values(map_columns({"u": pa.array([12, 100], kind)}), "user_id") == {0: 12, 1: 100}
 
 
-def test_an_unsigned_id_beyond_int64() -> None:
-    mapped = map_columns({"u": pa.array([2**63 - 1, 2**63], pa.uint64())})
-    assert values(mapped, "user_id") == {0: 2**63 - 1}
-    assert reasons(mapped) == {1: "user_id: not an integer (column u)"}
+@pytest.mark.parametrize(
+    "ids", [pa.array([2**63 - 1, 2**63], pa.uint64()), pa.array([str(2**63 - 1), str(2**63)]), ["9" * 18, "9" * 20]]
+)
+def test_an_id_beyond_int64(ids: Any) -> None:
+    mapped = map_columns({"u": ids})
+    assert values(mapped, "user_id") == {0: int(pa.array(ids)[0].as_py())}
+    assert reasons(mapped) == {1: "user_id: an integer beyond 64 bits: give it `type: string` (column u)"}
 
 
 def test_integer_ids_from_float_columns() -> None:

@@ -276,9 +276,9 @@ def test_csv_without_a_header_and_with_a_long_delimiter(tmp_path: Path) -> None:
     (batch,) = read_file(path, files, ["c", "a"])
     assert batch.rows.to_pylist() == [{"c": '"q', "a": "1"}, {"c": "7", "a": "5"}]
     assert batch.row_number.tolist() == [1, 3]
-    assert [entry[:2] for entry in batch.malformed] == [
-        (2, "malformed: 2 fields instead of 3"),
-        (4, "malformed: contains the control character 0x1F"),
+    assert batch.malformed == [
+        (2, "malformed: 2 fields instead of 3", "3::4"),  # with the delimiter of the file
+        (4, "malformed: contains the control character 0x1F", "8::\x1f9::0"),
     ]
 
 
@@ -288,6 +288,23 @@ def test_csv_a_delimiter_may_have_several_bytes(tmp_path: Path, delimiter: str) 
     path = written(tmp_path / "x.csv", "\n".join(map(delimiter.join, lines)))
     assert rows(path, delimiter=delimiter) == {2: ("1", "é"), 4: ("3", None)}
     assert list(malformed(path, delimiter=delimiter)) == [3]
+
+
+@pytest.mark.parametrize(("delimiter", "shown"), [(";", '";"'), ("\t", '"\\t"'), ("::", '"::"'), ("|", '"|"')])
+def test_a_header_with_another_delimiter_names_it(tmp_path: Path, delimiter: str, shown: str) -> None:
+    path = written(tmp_path / "x.csv", f"a{delimiter}b\n1{delimiter}2\n")
+    assert refusal(path).endswith(f"; its header is not divided: set `delimiter: {shown}` in the site file")
+
+
+def test_keys_within_a_column_are_refused_with_a_reason(tmp_path: Path) -> None:
+    remedy = "; keys of objects within a row cannot be named: write them as columns"
+    path = written(tmp_path / "x.jsonl", '{"a": {"id": 1}, "b": 2}\n')
+    with pytest.raises(PipelineError, match=r"no row .* has a key 'a\.id'; the first row has \['a', 'b'\]") as refused:
+        list(read_file(path, Files(path=path.name), ["a.id", "b"]))
+    assert str(refused.value).endswith(remedy)
+    pq.write_table(pa.table({"a": [{"id": 1}], "b": [2]}), tmp_path / "x.parquet")
+    with pytest.raises(PipelineError, match=remedy):
+        list(read_file(tmp_path / "x.parquet", Files(path="x.parquet"), ["a.id", "b"]))
 
 
 def test_csv_a_header_with_an_open_quote_is_refused(tmp_path: Path) -> None:
@@ -529,12 +546,14 @@ def test_truncated_gzip_is_refused(tmp_path: Path, name: str, line: bytes, num_m
     path = tmp_path / name
     path.write_bytes(gzip.compress(b"a,b\n" + line * 10_000)[:-num_missing])
     assert "cannot be read" in refusal(path)
+    assert refusal(path).endswith("; the file was cut off: restore it")
 
 
 @pytest.mark.parametrize("name", ["x.csv.gz", "x.jsonl.gz"])
 def test_plain_text_under_a_gzip_name_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"a,b\n1,2\n")
     assert "cannot be read" in refusal(tmp_path / name)
+    assert "; restore the file, or rename it without .gz if it is not compressed with gzip" in refusal(tmp_path / name)
 
 
 def test_bzip2_files_that_begin_with_empty_members_are_refused(tmp_path: Path) -> None:

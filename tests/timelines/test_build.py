@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pf_core.config.serving import ServingConfig, StoreConfig
-from pf_core.config.site import TimelineConfig
+from pf_core.config.site import QualityConfig, TimelineConfig
 from pf_core.config.source import CategoryField
 from pf_core.days import ds_range, ds_start, shift_ds
 from pf_core.engine.daily_state import _first_to_merge
@@ -55,6 +55,7 @@ def worlds(draw: st.DrawFn) -> tuple[dict[str, Any], Logs]:
     options = {
         "id_type": draw(st.sampled_from(["int", "string"])),
         "late_days": draw(st.integers(0, 2)),
+        "quality": {"max_quarantined_share": 1},  # rows that are too late are many
         "timelines": {
             "window_days": draw(st.sampled_from([1, 2, 3, 365])),
             "max_actions": draw(st.sampled_from([1, 2, 5, 1000])),
@@ -123,6 +124,43 @@ def test_a_missing_day_is_an_error_with_the_repairing_command(small_site: MakeSi
     with pytest.raises(PipelineError, match=r"raw_actions has no partition 2026-01-04; make it with: dagster asset"):
         site.build(DAYS[1:4])
     assert timeline_state(site.site).days() == DAYS[:3]
+
+
+def test_the_command_for_a_gap_ingests_the_days_that_are_missing(small_site: MakeSite) -> None:
+    site = small_site()
+    for offset, ds in enumerate(DAYS[:4]):
+        site.write_log(ds, [(1, "p", offset * DAY_S, "look")])
+    site.ingest(DAYS[3:4])
+    with pytest.raises(PipelineError, match=rf"--select raw_actions,user_timelines .*{DAYS[0]}\.\.\.{DAYS[3]} "):
+        site.build(DAYS[3:4])
+    site.ingest(DAYS[:1])
+    site.build(DAYS[:1])
+    with pytest.raises(PipelineError, match=rf"--select raw_actions,user_timelines .*{DAYS[1]}\.\.\.{DAYS[3]} "):
+        site.build(DAYS[3:4])
+
+
+@pytest.mark.parametrize("bad_day", [0, 1, 2])
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_a_day_with_too_many_quarantined_rows_is_not_built(small_site: MakeSite, bad_day: int, rebuild: bool) -> None:
+    """The check of raw_actions blocks the run that ingested the day; a later run may select user_timelines alone."""
+    site = small_site()
+    for offset, ds in enumerate(DAYS[:3]):
+        bad = [(2, "p", offset * DAY_S, "dance")] if offset == bad_day else []
+        site.write_log(ds, [(1, "p", offset * DAY_S + second, "look") for second in range(9)] + bad)
+    site.ingest(DAYS[:3])
+    days = DAYS[2:3] if rebuild else DAYS[:3]
+    with pytest.raises(PipelineError) as refused:
+        site.build(days, rebuild=rebuild)
+    assert str(refused.value) == (
+        f"user_timelines cannot be built from raw_actions {DAYS[bad_day]}: {1 / 10:.2%} of 10 rows quarantined, "
+        "at most 2.00% allowed; most often: action_type: unknown value (column event); repair the logs, or their "
+        "mapping in the site file, and ingest the day again with: dagster asset materialize --select raw_actions "
+        f"--partition {DAYS[bad_day]} -m pf_assets.definitions; or raise quality.max_quarantined_share there"
+    )
+    assert timeline_state(site.site).days() == []
+    site.site = site.site.model_copy(update={"quality": QualityConfig(max_quarantined_share=0.1)})
+    site.build(days, rebuild=rebuild)
+    assert timeline_state(site.site).days() == days
 
 
 def test_rerunning_a_day_touches_no_other_day(small_site: MakeSite) -> None:

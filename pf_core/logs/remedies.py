@@ -1,0 +1,61 @@
+"""What to do about logs that cannot be used: the remedies in error messages, by the reason of a reject or an error."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+NOT_UTF8 = "malformed: not valid UTF-8"
+
+NOT_AN_OBJECT = "malformed: not a JSON object"
+
+OPEN_QUOTE = "malformed: a quoted value does not end in its line"
+
+WRONG_NUMBER_OF_FIELDS = "fields instead of"
+
+OUTSIDE_SITE_DAYS = "ts: outside the site's days"
+
+AFTER_ITS_FILE = "ts: after its file's day"
+
+TOO_LATE = "ts: too late for its day"
+
+REMEDIES = {
+    NOT_UTF8: "convert the files to UTF-8, for example with: iconv -f ISO-8859-1 -t UTF-8",
+    NOT_AN_OBJECT: "write one JSON object in each line, or fix `format` in the site file",
+    OPEN_QUOTE: "write each row as one line, or set `quote: null` in the site file if nothing is quoted",
+    WRONG_NUMBER_OF_FIELDS: "fix `delimiter`, `quote` or `columns` in the site file",
+    "malformed: ": "repair the files",
+    OUTSIDE_SITE_DAYS: "fix `start_ds`, `end_ds` or the unit of `ts` in the site file",
+    AFTER_ITS_FILE: "fix `ts` (unit, timezone) or `early_days` in the site file",
+    TOO_LATE: "fix `ts` (unit, timezone) or raise `late_days` in the site file",
+}
+"""What to do about rows that were rejected for a reason with this text in it; the first that applies counts."""
+
+OTHER_DELIMITERS = (";", "\t", "|", "::", ",")
+"""Delimiters that an error suggests for a header of one column."""
+
+
+def remedy_of(reason: str) -> str:
+    """Return what to do if this is the reason of many rejects."""
+    return next((remedy for part, remedy in REMEDIES.items() if part in reason), "fix the mapping in the site file")
+
+
+def file_remedy(path: Path, compression: str | None, error: Exception) -> str:
+    """Return what to do about a file that cannot be read; `compression` is the one that its suffix names."""
+    if isinstance(error, PermissionError):
+        return "let the user who runs the pipeline read it"
+    if compression is None:
+        return "restore the file, or fix `format` in the site file"
+    if "Truncated" in str(error):
+        return "the file was cut off: restore it"
+    return f"restore the file, or rename it without {path.suffix} if it is not compressed with {compression}"
+
+
+def column_remedy(present: Sequence[str], missing: Sequence[str]) -> str:
+    """Return what to do about columns that a file does not have."""
+    if any(column.partition(".")[0] in present for column in missing):
+        return "keys of objects within a row cannot be named: write them as columns"
+    if len(present) == 1:
+        for delimiter in OTHER_DELIMITERS:
+            if delimiter in present[0]:
+                return f"its header is not divided: set `delimiter: {json.dumps(delimiter)}` in the site file"
+    return "fix the column names in the site file"

@@ -1,0 +1,216 @@
+"""`pf check` on sites that a run would fail on: it names the cause, what to do about it, and exits with 1."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from pf_assets.cli.main import app
+from pf_core.days import ds_start_us
+
+DAY_S = ds_start_us("2024-03-04") // 1_000_000  # a Monday
+ROWS = [f"{user},{pin},{DAY_S + 60 * user},vue" for user in (1, 2, 3) for pin in (7, 8)]
+
+
+def write_site(root: Path, **changes: Any) -> Path:
+    """A site with the undated log a.csv and pin vectors in a matrix; `changes` replace keys of its `source.actions`."""
+    actions = {
+        "path": "a.csv",
+        "user_id": "user",
+        "pin_id": "pin",
+        "ts": {"column": "at", "unit": "s"},
+        "action_type": "event",
+    }
+    vectors = {"npy": "v.npy", "ids": "i.npy"}
+    source = {"actions": actions | changes.pop("actions", {}), "pins": changes.pop("pins", {"vectors": vectors})}
+    source["positive"] = changes.pop("positive", {"action_types": ["vue"]})
+    content = {"name": "shop", "start_ds": "2024-03-01", "end_ds": "2024-03-31", "data_dir": "data", "source": source}
+    (root / "site.yaml").write_text(yaml.safe_dump(content | changes))
+    np.save(root / "v.npy", np.eye(2, dtype=np.float32))
+    np.save(root / "i.npy", np.array([7, 8]))
+    return root / "site.yaml"
+
+
+def write_log(
+    path: Path, rows: list[str] = ROWS, *, header: str = "user,pin,at,event", encoding: str = "utf-8"
+) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join([header, *rows]) + "\n", encoding=encoding)
+
+
+def check(site: Path, *options: str) -> Result:
+    return CliRunner().invoke(app, ["check", str(site), *options])
+
+
+def message_of(result: Result) -> str:
+    return f"{result.output}\n{result.exception}"
+
+
+def test_a_good_site_passes(tmp_path: Path) -> None:
+    write_log(tmp_path / "a.csv")
+    result = check(write_site(tmp_path))
+    assert result.exit_code == 0, message_of(result)
+    assert "6 kept, 6 of them positive, 0 skipped by a rule\n" in result.output
+    assert "warning" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "log", "expected"),
+    [
+        ({"actions": {"ts": {"column": "at", "unit": "ms"}}}, {}, ["ts: outside 2000-2100", "fix the mapping"]),
+        ({}, {"rows": [row.replace(",", ";") for row in ROWS]}, ["1 fields instead of 4", "fix `delimiter`"]),
+        ({}, {"rows": [row.replace("vue", "été") for row in ROWS], "encoding": "latin-1"}, ["UTF-8", "iconv"]),
+        ({}, {"rows": [row.replace(",", ".0,", 1) for row in ROWS]}, ["like 17850.0", "fix the mapping"]),
+    ],
+)
+def test_a_log_without_a_usable_row_is_an_error(
+    tmp_path: Path, changes: dict[str, Any], log: dict[str, Any], expected: list[str]
+) -> None:
+    write_log(tmp_path / "a.csv", **log)
+    result = check(write_site(tmp_path, **changes))
+    assert result.exit_code == 1
+    assert "100.00% of 6 rows quarantined, at most 2.00% allowed" in result.output
+    assert all(text in result.output for text in expected), result.output
+
+
+def test_the_share_of_unusable_rows_is_compared_with_the_limit_of_the_site(tmp_path: Path) -> None:
+    write_log(tmp_path / "a.csv", [*ROWS, ",7,1,vue"])
+    assert check(write_site(tmp_path)).exit_code == 1
+    assert check(write_site(tmp_path, quality={"max_quarantined_share": 0.2})).exit_code == 0
+
+
+@pytest.mark.parametrize("path", ["a.csv", "{ds}.csv"])
+def test_a_log_of_other_days_is_an_error(tmp_path: Path, path: str) -> None:
+    for name in ("a.csv", "2022-03-01.csv"):
+        write_log(tmp_path / name)
+    site = write_site(tmp_path, start_ds="2022-03-01", end_ds="2022-03-31", actions={"path": path})
+    result = check(site)
+    assert result.exit_code == 1
+    assert "0 kept" in result.output
+    assert "fix `start_ds`, `end_ds` or the unit of `ts`" in result.output
+    if path == "a.csv":
+        assert "6 rows are from 2024-03-04 to 2024-03-04" in result.output
+
+
+def test_rows_before_the_first_day_of_the_site_are_normal(tmp_path: Path) -> None:
+    """The beginning of a long undated log may lie before the site's first day."""
+    write_log(tmp_path / "a.csv", [f"1,7,{DAY_S - 86_400},vue", *ROWS])
+    result = check(write_site(tmp_path, start_ds="2024-03-04"))
+    assert result.exit_code == 0, message_of(result)
+    assert "6 kept, 6 of them positive, 0 skipped by a rule, 1 outside the site's days\n" in result.output
+
+
+def test_the_sample_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pf_assets.cli.check.CHECKED_ROWS", 4)
+    write_log(tmp_path / "a.csv", [ROWS[0], "broken", *ROWS[1:], "broken"])
+    result = check(write_site(tmp_path, quality={"max_quarantined_share": 0.25}))
+    assert result.exit_code == 0, message_of(result)
+    assert "first 4 rows:\n  3 kept" in result.output
+    assert "1 quarantined: malformed: 1 fields instead of 4; first in row 3" in result.output
+
+
+def test_a_log_of_skipped_rows_is_an_error(tmp_path: Path) -> None:
+    write_log(tmp_path / "a.csv")
+    rules = {"rules": [{"skip": True, "when": {"event": "vue"}}, {"is": "click"}]}
+    result = check(write_site(tmp_path, actions={"action_type": rules}, positive={"action_types": ["click"]}))
+    assert result.exit_code == 1
+    assert "all 6 rows of 1 files are skipped by a rule; fix the rules" in result.output
+
+
+# What else a run needs
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"), [(None, "deletion_list: no file at"), ("5\nx\n", "line 2: 'x' is not an integer user id")]
+)
+def test_the_deletion_list_is_read(tmp_path: Path, content: str | None, expected: str) -> None:
+    write_log(tmp_path / "a.csv")
+    if content is not None:
+        (tmp_path / "forget.txt").write_text(content)
+    result = check(write_site(tmp_path, deletion_list="forget.txt"))
+    assert result.exit_code == 1
+    assert expected in result.output
+    assert "6 kept" in result.output
+
+
+@pytest.mark.parametrize(("until", "exit_code"), [("2024-04-01", 0), ("2024-04-02", 1)])
+def test_vectors_are_learned_within_the_days_of_the_site(tmp_path: Path, until: str, exit_code: int) -> None:
+    """They exist from the day before `until` on."""
+    write_log(tmp_path / "a.csv")
+    result = check(write_site(tmp_path, pins={"vectors": {"until": until}}))
+    assert result.exit_code == exit_code
+    if exit_code:
+        assert "until is 2024-04-02, after the site's last day 2024-03-31" in result.output
+
+
+def test_the_files_of_the_pins_are_examined(tmp_path: Path) -> None:
+    write_log(tmp_path / "a.csv")
+    result = check(write_site(tmp_path, pins={"vectors": {"npy": "none.npy", "ids": "i.npy"}}))
+    assert result.exit_code == 1
+    assert "fix `source.pins.vectors.npy`" in result.output
+    site = write_site(tmp_path, pins={"vectors": "vector", "pin_id": "id", "catalogue": {"path": "pins.parquet"}})
+    result = check(site)
+    assert result.exit_code == 1
+    assert "fix `source.pins.catalogue.path`" in result.output
+    pq.write_table(pa.table({"id": [7], "vectors": [[0.0, 1.0]]}), tmp_path / "pins.parquet")
+    result = check(site)
+    assert result.exit_code == 1
+    assert "has no column 'vector'; it has 'id', 'vectors'" in result.output
+    pq.write_table(pa.table({"id": [7], "vector": [[0.0, 1.0]]}), tmp_path / "pins.parquet")
+    assert check(site).exit_code == 0
+
+
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
+    write_log(tmp_path / "a.csv", ["x"])
+    result = check(write_site(tmp_path, deletion_list="forget.txt", pins={"vectors": {"until": "2025-01-01"}}))
+    assert "100.00% of 1 rows" in result.output
+    assert "deletion_list: no file" in result.output
+    assert "after the site's last day" in result.output
+
+
+# Days without a file
+
+
+def test_a_closed_day_is_allowed(tmp_path: Path) -> None:
+    write_log(tmp_path / "2024-03-04.csv")
+    actions = {"path": "{ds}.csv", "missing_days": "allow"}
+    result = check(write_site(tmp_path, actions=actions, start_ds="2024-03-03"))
+    assert result.exit_code == 0, message_of(result)
+    assert "no file for 2024-03-03, as `missing_days: allow` permits; reading 2024-03-04 instead" in result.output
+    assert "6 kept" in result.output
+    result = check(write_site(tmp_path, actions=actions, start_ds="2024-03-04"), "--ds", "2024-03-05")
+    assert result.exit_code == 1, "no later day has a file either"
+
+
+def test_a_missing_file_has_a_remedy(tmp_path: Path) -> None:
+    for path, options in (("{ds}.csv", ["--ds", "2024-03-03"]), ("b.csv", [])):
+        result = check(write_site(tmp_path, actions={"path": path}), *options)
+        assert result.exit_code == 1
+        assert "fix `root` or `actions.path` in the site file" in message_of(result)
+        assert ("--ds" in message_of(result)) == (path == "{ds}.csv")
+        assert "2024-03-03.csv" in message_of(result) or path == "b.csv"
+
+
+# Positive engagement
+
+
+def test_a_name_in_positive_that_no_row_has_is_a_warning(tmp_path: Path) -> None:
+    write_log(tmp_path / "a.csv")
+    result = check(write_site(tmp_path, positive={"action_types": ["vue", "vu"]}))
+    assert result.exit_code == 0, message_of(result)
+    assert (
+        "  warning: no row that was read has the action_type vu of `source.positive.action_types`; the rows have vue\n"
+        in result.output
+    )
+
+
+def test_the_settings_of_positive_are_shown_as_yaml(tmp_path: Path) -> None:
+    write_log(tmp_path / "a.csv")
+    result = check(write_site(tmp_path, positive={"action_types": ["achat"], "longer_than_s": {}}))
+    assert result.exit_code == 1
+    assert "source.positive is {action_types: [achat], longer_than_s: {}, surfaces: null}, the" in result.output
