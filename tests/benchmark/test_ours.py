@@ -219,10 +219,10 @@ def test_fewer_steps_with_a_shorter_warm_up() -> None:
 
 def test_smaller_batches_before_too_few_steps() -> None:
     clock = Clock(fixed_s=0.5, user_s=0.05)
-    config = fit_to_budget(paper(), clock, budget_s=106, num_test_users=1)
-    affordable = int(MEASURED_SHARE * 106 / ((1 + MEASURED_STEPS) * (0.5 + 4 * 0.05) / 4))
-    assert clock.measured == [MEASURED_USERS, affordable]  # a step of 1,024 users takes half of the budget
-    left_s = SAFETY * 106 - 0.05 / 3
+    config = fit_to_budget(paper(), clock, budget_s=212, num_test_users=1)
+    affordable = int(MEASURED_SHARE * 212 / ((1 + MEASURED_STEPS) * (0.5 + 4 * 0.05) / 4))
+    assert clock.measured == [MEASURED_USERS, affordable]  # a step of 1,024 users takes a quarter of the budget
+    left_s = SAFETY * 212 - 0.05 / 3
     assert config.batch_users == int((left_s / MIN_STEPS - 0.5) / 0.05)
     assert config.optimizer.num_steps == int(left_s / (0.5 + 0.05 * config.batch_users))
     assert config.model == paper().model
