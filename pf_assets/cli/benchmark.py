@@ -64,7 +64,11 @@ def benchmark(
     """Compare our model with baselines and other recommenders on a public log or on your own site, in one table."""
     if quick and full:
         fail("--quick and --full exclude each other")
-    if (log is None) == (site is None):
+    if log is not None and site is not None:
+        fail(f"{log} and --site are two logs: give one of them")
+    if site is not None and not site.is_file():
+        fail(f"no site file at {site}")
+    if log is None and site is None:
         fail(f"name one log ({', '.join([*LOGS, 'demo'])}) or give a site file of your own with --site")
     if path is not None and log not in LOGS:
         fail(f"--path is the folder of {', '.join(LOGS)}; other logs are where their site file says")

@@ -5,9 +5,10 @@ before the cut, with the vectors that serving would store (before their rounding
 content vector is ranked by exact search. A pin without a content vector has no place in a list, and a user whose
 actions are all on such pins has an empty one: both shares are part of the result.
 
-Training is bounded by time. A few steps are measured first. If the budget does not suffice for the configuration's
-number of steps, there are fewer, with a warm-up that is shorter in the same proportion; and if not even MIN_STEPS are
-left, batches are smaller, too. The note reports each such change.
+A number of steps (`max_steps`) below the configuration's own gives the same model at every run with the same seed. Time
+is a second limit, for slow machines. A few steps are measured first; if the budget does not suffice, there are fewer,
+with a warm-up that is shorter in the same proportion; and if not even MIN_STEPS are left, batches are smaller, too. The
+note reports each such change.
 
 Suffixes: U test users, V users with a vector, N pins with a vector, F content, D embedding, K pins of a list.
 """
@@ -89,6 +90,7 @@ def our_lists(
     *,
     preset: Preset | None,
     seed: int,
+    max_steps: int | None,
     budget_s: float,
     engine: Engine,
     folder: Path,
@@ -96,7 +98,8 @@ def our_lists(
 ) -> OurResult:
     """Train the site's own configuration, or that of `preset`, and return the lists of the test users.
 
-    pin_features must exist for the day of the cut. `budget_s` limits training and embedding. `folder` gets the model.
+    pin_features must exist for the day of the cut. `max_steps` limits the steps of training, and `budget_s` the time of
+    training and embedding. `folder` gets the model.
     """
     data = open_training_set(prepare_training_set(site, log.cut_ds, engine=engine, progress=progress))
     started = time.monotonic()
@@ -106,7 +109,8 @@ def our_lists(
     def measure(config: TrainConfig) -> float:
         return _seconds_per_step(config, data, folder / "measured", num_workers)
 
-    config = fit_to_budget(wanted, measure, budget_s=budget_s, num_test_users=len(log.test_user_ids))
+    planned = _with_steps(wanted, min(max_steps or wanted.optimizer.num_steps, wanted.optimizer.num_steps))
+    config = fit_to_budget(planned, measure, budget_s=budget_s, num_test_users=len(log.test_user_ids))
     manifest = read_training_set_manifest(data.path)
     plan = plan_config(config, data.path, manifest, folder, code=code_fingerprint())
     planned_s = time.monotonic() - started
@@ -123,7 +127,7 @@ def our_lists(
     has_vector_N[_pins_in_index(log, data)[1]] = True
     return OurResult(
         lists=lists,
-        note=_describe(wanted, config, int((np.diff(lists.offsets_U) == 0).sum()), budget_s=budget_s),
+        note=_describe(wanted, planned, config, int((np.diff(lists.offsets_U) == 0).sum()), budget_s=budget_s),
         seconds=planned_s + trained["seconds"] + time.monotonic() - started,  # the model may have been trained before
         settings={"preset": preset or site.training.preset} | _settings(config),
         share_of_positives_without_vector=positives_without_vector(log, has_vector_N),
@@ -183,10 +187,14 @@ def fit_to_budget(
             f"{fixed_s + user_s * batch_users:.1f} s, and embedding the {num_test_users:,} test users about "
             f"{embedding_s:.0f} s"
         )
-    steps = min(num_steps, steps)
-    changes = {"batch_users": batch_users, "evaluate_every": steps, "checkpoint_every": steps}
-    warmup_steps = round(wanted.optimizer.warmup_steps * steps / num_steps)
-    return _changed(wanted, changes, num_steps=steps, warmup_steps=warmup_steps)
+    return _with_steps(_changed(wanted, {"batch_users": batch_users}), min(num_steps, steps))
+
+
+def _with_steps(config: TrainConfig, steps: int) -> TrainConfig:
+    """Return the configuration with fewer steps and a warm-up that is shorter in the same proportion."""
+    warmup_steps = round(config.optimizer.warmup_steps * steps / config.optimizer.num_steps)
+    changes = {"evaluate_every": steps, "checkpoint_every": steps}
+    return _changed(config, changes, num_steps=steps, warmup_steps=warmup_steps)
 
 
 def _seconds_per_step(config: TrainConfig, data: TrainingSet, folder: Path, num_workers: int) -> float:
@@ -195,7 +203,8 @@ def _seconds_per_step(config: TrainConfig, data: TrainingSet, folder: Path, num_
     changes = {"log_every": 1, "shuffle_batches": 1, "evaluate_every": num_steps + 1, "checkpoint_every": num_steps + 1}
     watch = _Stopwatch()
     remove_tree(folder)
-    short = _changed(config, changes, num_steps=num_steps, warmup_steps=0)
+    # A rate close to 0: without a warm-up a few steps may diverge, which ends a training.
+    short = _changed(config, changes, num_steps=num_steps, warmup_steps=0, learning_rate=1e-9)
     train(short, training_set=data.path, run_dir=folder, num_workers=num_workers, observer=watch)
     remove_tree(folder)
     return statistics.median(later - earlier for earlier, later in itertools.pairwise(watch.at.values()))
@@ -237,9 +246,13 @@ def _settings(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _describe(wanted: TrainConfig, config: TrainConfig, num_without_list: int, *, budget_s: float) -> str:
+def _describe(
+    wanted: TrainConfig, planned: TrainConfig, config: TrainConfig, num_without_list: int, *, budget_s: float
+) -> str:
     steps, all_steps = config.optimizer.num_steps, wanted.optimizer.num_steps
-    parts = [f"{steps:,} steps" if steps == all_steps else f"{steps:,} of {all_steps:,} steps in {budget_s:.0f} s"]
+    parts = [f"{steps:,} steps" if steps == all_steps else f"{steps:,} of {all_steps:,} steps"]
+    if steps < planned.optimizer.num_steps:
+        parts.append(f"because {budget_s:.0f} s do not suffice for {planned.optimizer.num_steps:,} on this machine")
     if config.batch_users != wanted.batch_users:
         parts.append(f"batches of {config.batch_users:,} users instead of {wanted.batch_users:,}")
     if num_without_list:

@@ -39,8 +39,11 @@ from pf_core.storage.files import write_json, write_text
 TOTAL_S: dict[Level, float] = {"quick": 5 * 60, "default": 20 * 60, "full": 60 * 60}
 """Time of a benchmark on two cores, with reading the log."""
 
-OURS_S: dict[Level, float] = {"quick": 90, "default": 240, "full": 600}
+OURS_S: dict[Level, float] = {"quick": 150, "default": 360, "full": 900}
 """Budget of our model with the site's configuration."""
+
+OURS_STEPS: dict[Level, int | None] = {"quick": 300, "default": None, "full": None}
+"""Largest number of training steps of our model with the site's configuration; None: its own number."""
 
 PAPER_S: dict[Level, float] = {"quick": 0, "default": 150, "full": 480}
 """Budget of our model with preset `paper`: a quick benchmark is too short for a handful of its steps."""
@@ -156,7 +159,9 @@ def run_benchmark(
 
 def _describe_budget(level: Level) -> str:
     return (
-        f"{level} (at most {TOTAL_S[level] / 60:.0f} minutes: {OURS_S[level]:.0f} s for our configuration, "
+        f"{level} (at most {TOTAL_S[level] / 60:.0f} minutes: {OURS_S[level]:.0f} s"
+        + ("" if OURS_STEPS[level] is None else f" and {OURS_STEPS[level]} steps")
+        + " for our configuration, "
         + (f"{PAPER_S[level]:.0f} s for preset paper, " if PAPER_S[level] else "")
         + f"{BUDGETS[level].seconds:.0f} s and {BUDGETS[level].num_settings} settings for each peer)"
     )
@@ -233,6 +238,7 @@ def _ours(
             log,
             preset=preset,
             seed=seed,
+            max_steps=OURS_STEPS[level] if preset is None else None,
             budget_s=budget_s,
             engine=engine,
             folder=folder / "models",

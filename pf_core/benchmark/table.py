@@ -16,14 +16,18 @@ from pf_core.evaluation.manifest import QuestionName
 COLUMNS = (
     "contender",
     "recall@10 (95 %)",
-    "@50",
+    "recall@50",
     "discovery@10 (95 %)",
-    "@50",
+    "discovery@50",
     "cold@10",
-    "minus our default @10 (95 %, paired)",
-    "the same, discovery",
+    "recall@10 minus ours (95 %, paired)",
+    "discovery@10 minus ours",
     "seconds",
 )
+
+
+FEW_USERS, FEW_PINS = 100, 100
+"""Below these numbers of test users and pins, the table says that it decides little."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -167,12 +171,40 @@ def to_markdown(table: Table) -> str:
     """Return the table with its head above it, and settings and notes below it."""
     lines = [f"### {table['log']['name']}", "", *_head(table), "", _line(COLUMNS), _line(["---"] * len(COLUMNS))]
     lines += [_line(_cells(row, is_ours=row["name"] == table["ours"])) for row in table["rows"]]
+    lines += ["", *_verdicts(table)]
     below = [f"- {note}" for note in table["log"]["notes"]]
     for row in table["rows"]:
         settings = ", ".join(f"{key} {value}" for key, value in row["settings"].items())
         remarks = "; ".join(part for part in (settings, row["note"].rstrip(".")) if part)
         below += [f"- {row['name']}: {remarks}."] if remarks else []
     return "\n".join([*lines, *([""] if below else []), *below]) + "\n"
+
+
+def _verdicts(table: Table) -> list[str]:
+    """Return one sentence for each question: who is best beside our model, and whether ours is better or worse."""
+    labels: dict[QuestionName, tuple[str, Literal["recall_at_10", "discovery_at_10"]]] = {
+        "all": ("All positives", "recall_at_10"),
+        "discovery": ("Discovery", "discovery_at_10"),
+    }
+    lines, ours = [], next((row for row in table["rows"] if row["name"] == table["ours"]), None)
+    for question, (label, metric) in labels.items():
+        others = [row for row in table["rows"] if row is not ours and "summary" in row]
+        others = [row for row in others if row["summary"][metric] is not None]
+        if not others:
+            continue
+        best = max(others, key=lambda row: row["summary"][metric])
+        sentence = f"- **{label}**: the best beside ours is {best['name']} with {_number(best['summary'][metric])}"
+        difference = best.get("minus_ours", {}).get(question)
+        if difference is not None and None not in difference and ours is not None:
+            _, low, high = cast("list[float]", difference)
+            verdict = "worse" if low > 0 else "better" if high < 0 else "not distinguishable from it"
+            sentence += f"; ours has {_number(ours['summary'][metric])} and is {verdict}"
+        lines.append(sentence + ".")
+    if table["log"]["num_test_users"] < FEW_USERS:
+        lines.append(f"- Only {table['log']['num_test_users']} test users: small differences are decided by chance.")
+    if table["log"]["num_pins"] <= FEW_PINS:
+        lines.append(f"- Only {table['log']['num_pins']} pins: nearly all of them are among the first 50 of any list.")
+    return lines
 
 
 def _head(table: Table) -> list[str]:

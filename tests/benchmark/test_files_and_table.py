@@ -158,6 +158,15 @@ def test_the_table_has_a_row_for_each_contender(tmp_path: Path) -> None:
     assert "| **ours** |" in text
     assert "| iALS | no result: could not be installed \\| no network |" in text
     assert "- Half of the users were sampled." in lines
+    low, high = difference["all"].interval
+    verdict = "worse" if low > 0 else "better" if high < 0 else "not distinguishable from it"
+    ours_10 = summarize(ours)["recall_at_10"]
+    assert (
+        f"- **All positives**: the best beside ours is popularity with {summary['recall_at_10']:.4f}; "
+        f"ours has {ours_10:.4f} and is {verdict}." in lines
+    )
+    assert "- Only 12 test users: small differences are decided by chance." in lines
+    assert "- Only 90 pins: nearly all of them are among the first 50 of any list." in lines
     assert "- popularity: factors 64; A remark." in lines
 
 

@@ -17,6 +17,7 @@ from pf_core.benchmark.ours import (
     MIN_STEPS,
     SAFETY,
     OurResult,
+    _with_steps,
     actions_without_vector,
     content_vectors,
     fit_to_budget,
@@ -75,6 +76,7 @@ def run_ours(folder: Path, rows: list[Row]) -> tuple[Site, BenchmarkLog, OurResu
         log,
         preset=None,
         seed=0,
+        max_steps=None,
         budget_s=600,
         engine=engine_in(folder),
         folder=folder / "model",
@@ -215,6 +217,13 @@ def test_fewer_steps_with_a_shorter_warm_up() -> None:
     assert MIN_STEPS < steps < 1000
     assert (config.optimizer.num_steps, config.batch_users) == (steps, 128)
     assert config.optimizer.warmup_steps == round(100 * steps / 1000)
+
+
+def test_a_limit_of_steps_shortens_the_warm_up_and_depends_on_no_clock() -> None:
+    planned = _with_steps(demo(), 250)
+    assert (planned.optimizer.num_steps, planned.optimizer.warmup_steps) == (250, round(100 * 250 / 1000))
+    assert fit_to_budget(planned, Clock(fixed_s=0, user_s=1e-6), budget_s=600, num_test_users=10) == planned
+    assert fit_to_budget(planned, Clock(fixed_s=0, user_s=1e-3), budget_s=600, num_test_users=10) == planned
 
 
 def test_smaller_batches_before_too_few_steps() -> None:

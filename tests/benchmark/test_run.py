@@ -130,6 +130,7 @@ def test_a_log_without_repeats(tmp_path: Path) -> None:
 def test_fewer_pins_than_k(tmp_path: Path) -> None:
     rows = [(user, f"p{int(pin[1:]) % 6}", ds, second) for user, pin, ds, second in shop_actions()]
     results = rows_of(bench(write_shop(tmp_path, rows), tmp_path))
+    assert results[OURS].get("failure") is None
     assert results[OURS]["summary"]["recall_at_10"] == pytest.approx(1.0)
     assert results["popularity, ever"]["summary"]["recall_at_50"] == pytest.approx(1.0)
 

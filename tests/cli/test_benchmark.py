@@ -81,7 +81,7 @@ def test_a_site_of_ones_own(tmp_path: Path, own_cache: Path) -> None:
     [
         (["demo", "--quick", "--full"], "--quick and --full exclude each other"),
         ([], "name one log (completejourney, movietweetings, kuairand, globo, demo) or give a site file"),
-        (["demo", "--site", "x.yaml"], "name one log"),
+        (["demo", "--site", "x.yaml"], "two logs"),
         (["groceries"], "no log 'groceries': choose completejourney"),
         (["demo", "--path", "/tmp"], "--path is the folder of completejourney"),
         (["globo"], "the folder with the files of globo is not given; kaggle.com has it"),
