@@ -165,8 +165,7 @@ def fit_to_budget(
     largest one that takes little of the budget; with one measurement alone, all its time counts as the users'.
     """
     started, num_steps = time.monotonic(), wanted.optimizer.num_steps
-    small = min(MEASURED_USERS, wanted.batch_users)
-    small_s = measure(_changed(wanted, {"batch_users": small}))
+    small, small_s = _measure_small(wanted, measure)
     fixed_s, user_s = 0.0, small_s / small
     affordable = math.floor(MEASURED_SHARE * budget_s / ((1 + MEASURED_STEPS) * user_s))
     large = min(affordable, wanted.batch_users)
@@ -188,6 +187,18 @@ def fit_to_budget(
             f"{embedding_s:.0f} s"
         )
     return _with_steps(_changed(wanted, {"batch_users": batch_users}), min(num_steps, steps))
+
+
+def _measure_small(wanted: TrainConfig, measure: Callable[[TrainConfig], float]) -> tuple[int, float]:
+    """Return the users and the seconds of the smallest batch that can be trained: some users have nothing to predict."""
+    users = min(MEASURED_USERS, wanted.batch_users)
+    while True:
+        try:
+            return users, measure(_changed(wanted, {"batch_users": users}))
+        except PipelineError:
+            if users == wanted.batch_users:
+                raise
+            users = min(4 * users, wanted.batch_users)
 
 
 def _with_steps(config: TrainConfig, steps: int) -> TrainConfig:

@@ -237,6 +237,24 @@ def test_smaller_batches_before_too_few_steps() -> None:
     assert config.model == paper().model
 
 
+def test_a_batch_without_anything_to_predict_is_measured_with_more_users() -> None:
+    clock = Clock(fixed_s=0.02, user_s=0.01)
+
+    def measure(config: TrainConfig) -> float:
+        seconds = clock(config)
+        if config.batch_users < 16:
+            raise PipelineError("not a single pair")
+        return seconds
+
+    config = fit_to_budget(demo(), measure, budget_s=6000, num_test_users=30)
+    assert clock.measured == [4, 16, 128]
+    assert config.batch_users == 128
+    clock.measured.clear()
+    with pytest.raises(PipelineError, match="not a single pair"):
+        fit_to_budget(demo().model_copy(update={"batch_users": 8}), measure, budget_s=6000, num_test_users=30)
+    assert clock.measured == [4, 8]
+
+
 def test_one_measurement_counts_as_the_users_time() -> None:
     clock = Clock(fixed_s=4.0, user_s=1.0)
     config = fit_to_budget(paper(), clock, budget_s=105, num_test_users=0)
