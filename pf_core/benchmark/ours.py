@@ -190,7 +190,7 @@ def fit_to_budget(
 
 
 def _measure_small(wanted: TrainConfig, measure: Callable[[TrainConfig], float]) -> tuple[int, float]:
-    """Return the users and the seconds of the smallest batch that can be trained: some users have nothing to predict."""
+    """Return users and seconds of the smallest batch that can be trained: some users have nothing to predict."""
     users = min(MEASURED_USERS, wanted.batch_users)
     while True:
         try:
