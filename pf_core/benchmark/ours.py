@@ -6,16 +6,12 @@ content vector is ranked by exact search. A pin without a content vector has no 
 actions are all on such pins has an empty one: both shares are part of the result.
 
 A number of steps (`max_steps`) below the configuration's own gives the same model at every run with the same seed. Time
-is a second limit, for slow machines. A few steps are measured first; if the budget does not suffice, there are fewer,
-with a warm-up that is shorter in the same proportion; and if not even MIN_STEPS are left, batches are smaller, too. The
-note reports each such change.
+is a second limit, for slow machines (`budget.py`). The note reports each such change.
 
 Suffixes: U test users, V users with a vector, N pins with a vector, F content, D embedding, K pins of a list.
 """
 
-import itertools
 import math
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,12 +24,12 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
+from pf_core.benchmark.budget import changed, fit_to_budget, seconds_per_step, with_steps
 from pf_core.benchmark.log import BenchmarkLog, RankedLists, list_lengths
 from pf_core.benchmark.stages import prepare_training_set
 from pf_core.config.site import Site
 from pf_core.config.training import Preset, TrainConfig, choose
 from pf_core.engine.base import Engine
-from pf_core.errors import PipelineError
 from pf_core.evaluation.embedders import open_model_embedder
 from pf_core.evaluation.question import Question
 from pf_core.metrics.exact_search import search
@@ -41,28 +37,9 @@ from pf_core.model.device import choose_device
 from pf_core.pins.features import read_pin_features
 from pf_core.progress import Progress, Throttle
 from pf_core.storage.arrays import read_arrow
-from pf_core.storage.files import remove_tree
 from pf_core.training.plan import code_fingerprint, plan_config
 from pf_core.training.trainer import train
 from pf_core.training.training_set import TrainingSet, open_training_set, read_training_set_manifest
-
-MEASURED_STEPS = 8
-"""Steps whose median time counts; one more before them, which pays for what happens only once, is not timed."""
-
-MEASURED_USERS = 4
-"""Users of a batch of the first measurement: a batch of the paper's size takes minutes on a CPU."""
-
-MEASURED_SHARE = 0.1
-"""Largest share of the budget that the second measurement may take."""
-
-MIN_STEPS = 100
-"""Batches get smaller when the budget does not suffice for this many of the configured size."""
-
-SAFETY = 0.8
-"""Share of the budget that is planned with: the measured steps are few, and other programs use the machine, too."""
-
-FORWARD_SHARE = 1 / 3
-"""Share of a training step that embedding a user costs: the backward pass is twice the forward pass."""
 
 NUMBERS_AT_ONCE = 1 << 24
 """Numbers of the nearest pins' embeddings in memory at a time: 64 MB."""
@@ -107,9 +84,9 @@ def our_lists(
     num_workers = site.training.launch.num_workers
 
     def measure(config: TrainConfig) -> float:
-        return _seconds_per_step(config, data, folder / "measured", num_workers)
+        return seconds_per_step(config, data, folder / "measured", num_workers)
 
-    planned = _with_steps(wanted, min(max_steps or wanted.optimizer.num_steps, wanted.optimizer.num_steps))
+    planned = with_steps(wanted, min(max_steps or wanted.optimizer.num_steps, wanted.optimizer.num_steps))
     config = fit_to_budget(planned, measure, budget_s=budget_s, num_test_users=len(log.test_user_ids))
     manifest = read_training_set_manifest(data.path)
     plan = plan_config(config, data.path, manifest, folder, code=code_fingerprint())
@@ -135,7 +112,7 @@ def our_lists(
     )
 
 
-# Training within a budget
+# Training
 
 
 def _configuration(site: Site, preset: Preset | None, seed: int) -> TrainConfig:
@@ -147,91 +124,7 @@ def _configuration(site: Site, preset: Preset | None, seed: int) -> TrainConfig:
     changes: dict[str, Any] = {"seed": seed, "evaluate_users": 1, "evaluate_pins": 1}
     if preset is not None and choose_device("auto").type == "cpu":
         changes |= {"precision": "float32", "compile": False}
-    return _changed(config, changes)
-
-
-def _changed(config: TrainConfig, changes: dict[str, Any], **optimizer: Any) -> TrainConfig:
-    return config.model_copy(
-        update={**changes, "optimizer": config.optimizer.model_copy(update=optimizer)} if optimizer else changes
-    )
-
-
-def fit_to_budget(
-    wanted: TrainConfig, measure: Callable[[TrainConfig], float], *, budget_s: float, num_test_users: int
-) -> TrainConfig:
-    """Return the configuration with as many steps, up to its own number, as the budget allows.
-
-    `measure` returns the seconds of a step, fixed_s + user_s * users. A small batch is measured first, and then the
-    largest one that takes little of the budget; with one measurement alone, all its time counts as the users'.
-    """
-    started, num_steps = time.monotonic(), wanted.optimizer.num_steps
-    small, small_s = _measure_small(wanted, measure)
-    fixed_s, user_s = 0.0, small_s / small
-    affordable = math.floor(MEASURED_SHARE * budget_s / ((1 + MEASURED_STEPS) * user_s))
-    large = min(affordable, wanted.batch_users)
-    if large >= 2 * small:
-        large_s = measure(_changed(wanted, {"batch_users": large}))
-        user_s = max((large_s - small_s) / (large - small), 0.01 * large_s / large)  # noise may make it negative
-        fixed_s = max(0.0, large_s - user_s * large)
-    embedding_s = FORWARD_SHARE * user_s * num_test_users
-    left_s = SAFETY * (budget_s - (time.monotonic() - started)) - embedding_s
-    batch_users, steps = wanted.batch_users, math.floor(left_s / (fixed_s + user_s * wanted.batch_users))
-    if steps < min(MIN_STEPS, num_steps):
-        batch_users = math.floor((left_s / MIN_STEPS - fixed_s) / user_s)
-        batch_users = min(max(batch_users, small), wanted.batch_users)
-        steps = math.floor(left_s / (fixed_s + user_s * batch_users))
-    if steps < 1:
-        raise PipelineError(
-            f"the budget of {budget_s:.0f} s does not suffice: a step of {batch_users} users takes "
-            f"{fixed_s + user_s * batch_users:.1f} s, and embedding the {num_test_users:,} test users about "
-            f"{embedding_s:.0f} s"
-        )
-    return _with_steps(_changed(wanted, {"batch_users": batch_users}), min(num_steps, steps))
-
-
-def _measure_small(wanted: TrainConfig, measure: Callable[[TrainConfig], float]) -> tuple[int, float]:
-    """Return users and seconds of the smallest batch that can be trained: some users have nothing to predict."""
-    users = min(MEASURED_USERS, wanted.batch_users)
-    while True:
-        try:
-            return users, measure(_changed(wanted, {"batch_users": users}))
-        except PipelineError:
-            if users == wanted.batch_users:
-                raise
-            users = min(4 * users, wanted.batch_users)
-
-
-def _with_steps(config: TrainConfig, steps: int) -> TrainConfig:
-    """Return the configuration with fewer steps and a warm-up that is shorter in the same proportion."""
-    warmup_steps = round(config.optimizer.warmup_steps * steps / config.optimizer.num_steps)
-    changes = {"evaluate_every": steps, "checkpoint_every": steps}
-    return _changed(config, changes, num_steps=steps, warmup_steps=warmup_steps)
-
-
-def _seconds_per_step(config: TrainConfig, data: TrainingSet, folder: Path, num_workers: int) -> float:
-    """Train a few steps on batches of users with mixed lengths, which take longer than sorted ones; drop the model."""
-    num_steps = 1 + MEASURED_STEPS
-    changes = {"log_every": 1, "shuffle_batches": 1, "evaluate_every": num_steps + 1, "checkpoint_every": num_steps + 1}
-    watch = _Stopwatch()
-    remove_tree(folder)
-    # A rate close to 0: without a warm-up a few steps may diverge, which ends a training.
-    short = _changed(config, changes, num_steps=num_steps, warmup_steps=0, learning_rate=1e-9)
-    train(short, training_set=data.path, run_dir=folder, num_workers=num_workers, observer=watch)
-    remove_tree(folder)
-    return statistics.median(later - earlier for earlier, later in itertools.pairwise(watch.at.values()))
-
-
-class _Stopwatch:
-    """Observer that keeps the time at which each step was measured first."""
-
-    def __init__(self) -> None:
-        self.at: dict[int, float] = {}
-
-    def say(self, message: str) -> None:
-        pass
-
-    def measure(self, step: int, values: dict[str, float]) -> None:
-        self.at.setdefault(step, time.perf_counter())
+    return changed(config, changes)
 
 
 class _Lines:

@@ -22,7 +22,7 @@ import numpy as np
 
 from pf_core.benchmark.log import BenchmarkLog, RankedLists, seen_pins
 from pf_core.evaluation.manifest import QuestionName
-from pf_core.metrics.bootstrap import bootstrap_interval
+from pf_core.metrics.bootstrap import bootstrap_interval, mean
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -187,9 +187,3 @@ def compare(ours: ListScores, theirs: ListScores) -> dict[QuestionName, Differen
     return {
         question: Difference(mean(values_U), bootstrap_interval(values_U)) for question, values_U in differences.items()
     }
-
-
-def mean(values_U: np.ndarray) -> float:
-    """Return the mean without NaN; NaN if nothing is left."""
-    values = values_U[~np.isnan(values_U)]
-    return float(values.mean()) if len(values) else float("nan")

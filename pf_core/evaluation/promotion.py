@@ -22,10 +22,10 @@ from pf_core.evaluation.manifest import ORACLES, Comparison, DecisionRecord, Eva
 from pf_core.evaluation.protocol import score_baseline, score_model
 from pf_core.evaluation.question import Question, open_question
 from pf_core.evaluation.scores import Scores, UserScores, recall_by_day
-from pf_core.evaluation.summary import mean, summarize
+from pf_core.evaluation.summary import summarize
 from pf_core.evaluation.vector_coverage import vector_coverage
 from pf_core.evaluation.verdict import describe_comparison
-from pf_core.metrics.bootstrap import bootstrap_interval
+from pf_core.metrics.bootstrap import bootstrap_interval, mean
 from pf_core.model.device import choose_device
 from pf_core.progress import Progress
 from pf_core.training.training_set import TrainingSet

@@ -7,7 +7,7 @@ import torch
 
 from pf_core.evaluation.manifest import BY_TYPE, MetricSummary, Summaries
 from pf_core.evaluation.scores import Scores, UserScores
-from pf_core.metrics.bootstrap import bootstrap_interval
+from pf_core.metrics.bootstrap import bootstrap_interval, mean
 from pf_core.metrics.diversity import p90_coverage
 
 
@@ -35,9 +35,3 @@ def _summary(scores: UserScores, index_size: int) -> MetricSummary:
     if scores.interest_entropy_at_50 is not None:
         summary["interest_entropy_at_50"] = mean(scores.interest_entropy_at_50)
     return cast("MetricSummary", summary)  # keys that depend on the site's action types have no place in a TypedDict
-
-
-def mean(values: np.ndarray) -> float:
-    """Return the mean, NaN left out; NaN if there is nothing else."""
-    values = values[~np.isnan(values)]
-    return float(values.mean()) if len(values) else float("nan")

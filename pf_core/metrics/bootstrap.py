@@ -1,8 +1,14 @@
-"""Bootstrap intervals over users, without torch."""
+"""Means over users and their bootstrap intervals, without torch."""
 
 import numpy as np
 
 NUM_BOOTSTRAPS = 2000
+
+
+def mean(values: np.ndarray) -> float:
+    """Return the mean, NaN left out; NaN if there is nothing else."""
+    values = values[~np.isnan(values)]
+    return float(values.mean()) if len(values) else float("nan")
 
 
 def bootstrap_interval(values: np.ndarray) -> tuple[float, float]:

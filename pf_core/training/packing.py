@@ -58,7 +58,7 @@ class PackedBucket(TypedDict):
     no_feature: int
     """Actions on pins without a feature."""
     held_out_no_feature: int
-    """Those of held-out users."""
+    """Actions of held-out users on pins without a feature."""
     vocabularies: Vocabularies
 
 

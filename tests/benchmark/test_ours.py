@@ -9,18 +9,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pf_core.benchmark.log import LIST_LENGTH, BenchmarkLog, RankedLists
-from pf_core.benchmark.ours import (
+from pf_core.benchmark.budget import (
     MEASURED_SHARE,
     MEASURED_STEPS,
     MEASURED_USERS,
     MIN_STEPS,
     SAFETY,
+    fit_to_budget,
+    with_steps,
+)
+from pf_core.benchmark.log import LIST_LENGTH, BenchmarkLog, RankedLists
+from pf_core.benchmark.ours import (
     OurResult,
-    _with_steps,
     actions_without_vector,
     content_vectors,
-    fit_to_budget,
     our_lists,
     positives_without_vector,
 )
@@ -220,7 +222,7 @@ def test_fewer_steps_with_a_shorter_warm_up() -> None:
 
 
 def test_a_limit_of_steps_shortens_the_warm_up_and_depends_on_no_clock() -> None:
-    planned = _with_steps(demo(), 250)
+    planned = with_steps(demo(), 250)
     assert (planned.optimizer.num_steps, planned.optimizer.warmup_steps) == (250, round(100 * 250 / 1000))
     assert fit_to_budget(planned, Clock(fixed_s=0, user_s=1e-6), budget_s=600, num_test_users=10) == planned
     assert fit_to_budget(planned, Clock(fixed_s=0, user_s=1e-3), budget_s=600, num_test_users=10) == planned

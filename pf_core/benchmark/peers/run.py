@@ -18,8 +18,9 @@ from pf_core.benchmark.files import read_lists, write_log
 from pf_core.benchmark.log import BenchmarkLog, RankedLists
 from pf_core.benchmark.peers.environments import cache_folder, ensure_environment, requirements_of
 from pf_core.benchmark.peers.tuning import PEERS, Budget, Peer, Settings
-from pf_core.benchmark.scoring import mean, score
+from pf_core.benchmark.scoring import score
 from pf_core.errors import PipelineError
+from pf_core.metrics.bootstrap import mean
 from pf_core.progress import Progress, Throttle
 
 SCRIPTS = Path(__file__).parent / "scripts"
