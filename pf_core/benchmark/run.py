@@ -280,18 +280,16 @@ def _peers(
 ) -> Iterator[Answer]:
     """Yield the answers of the peers; each has the same budget, or an equal share of what is left."""
     names = peers_of(level)
-    tuning: BenchmarkLog | None = None
-    cannot_tune = None
     try:
-        tuning = tuning_log(log, seed=seed)
-    except PipelineError as error:
-        cannot_tune = str(error)
+        tuning: BenchmarkLog | None = tuning_log(log, seed=seed)
+    except PipelineError as error:  # too few users: each peer takes its first setting, and its note says so
+        clock.progress(str(error))
+        tuning = None
 
     def peer(name: str, budget_s: float) -> Answer:
         python = environments[PEERS[name].family]
-        _require(python if isinstance(python, str) else cannot_tune)
-        assert tuning is not None
-        assert isinstance(python, Path)
+        if isinstance(python, str):
+            raise PipelineError(python)
         result = run_peer(
             name,
             log,
