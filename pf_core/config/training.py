@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from pf_core.config.base import Strict
+from pf_core.config.parts import PartsConfig
 from pf_core.errors import PipelineError
 
 Objective = Literal["next_action", "sasrec", "all_action", "dense_all_action", "summed"]
@@ -167,6 +168,8 @@ class TrainConfig(Strict):
 
     model: ModelConfig = ModelConfig()
     """The towers."""
+    parts: PartsConfig | None = None
+    """The model of parts; null trains the towers. With parts, `model`, `sampling` and `loss` are not read."""
     sampling: SamplingConfig = SamplingConfig()
     """Which pairs are sampled."""
     loss: LossConfig = LossConfig()
