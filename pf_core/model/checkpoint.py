@@ -2,20 +2,24 @@
 
 A checkpoint is a folder `step-00000500` with the weights, the optimizer's moments and the loss's state; it exists
 completely or not at all. The rest of a run's state (the sampler's stream, the learning rate) is a function of the step.
-A model is a folder with `model.safetensors` and `model.json`, which together rebuild the towers.
+A model is a folder with `model.safetensors` and `model.json`, which together rebuild the towers or the model of parts;
+the latter also has its pin table.
 """
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from pf_core.config.parts import PartsConfig
 from pf_core.config.training import ModelConfig
 from pf_core.errors import PipelineError, materialize_command
+from pf_core.model.parts.model import PartsModel
+from pf_core.model.parts.table import PIN_TABLE, PinTable
 from pf_core.model.towers import PinnerFormer
 from pf_core.storage.cache import fetched
 from pf_core.storage.files import read_json, write_folder, write_json
@@ -32,8 +36,7 @@ class TrainedOn(TypedDict):
     """Facts about the training set that the towers are built from, and where the model comes from."""
 
     feature_dim: int
-    feature_scale: float
-    """Factor that brings content vectors to unit variance."""
+    """Length of the content vectors; 0 without any."""
     action_types: list[str]
     """Vocabulary: the position of an action type is its code."""
     surfaces: list[str]
@@ -48,11 +51,22 @@ class TrainedOn(TypedDict):
     """TrainConfig as JSON."""
 
 
+Family = Literal["towers", "parts"]
+
+
 class ModelDescription(TrainedOn):
     """model.json."""
 
+    family: NotRequired[Family]
+    """Absent in models of older versions, which are towers."""
     model: dict[str, Any]
-    """ModelConfig as JSON."""
+    """ModelConfig or PartsConfig as JSON."""
+    slices: NotRequired[dict[str, list[int]]]
+    """First and last coordinate (exclusive) of each part of a stored vector; absent in models of older versions."""
+    feature_scale: NotRequired[float]
+    """Of towers: the factor that brings content vectors to unit variance."""
+    positive: NotRequired[dict[str, Any]]
+    """Of a model of parts: `source.positive` as JSON, as it was when the model was trained."""
 
 
 def save_checkpoint(
@@ -81,11 +95,17 @@ def load_newest(folder: Path, module: nn.Module, optimizer: torch.optim.Optimize
     return state
 
 
-def save_model(folder: Path, model: PinnerFormer, description: Mapping[str, object]) -> None:
-    """Save the weights, and the description (`TrainedOn`) completed by the model's configuration."""
+def save_model(
+    folder: Path, model: PinnerFormer | PartsModel, description: Mapping[str, object], table: PinTable | None = None
+) -> None:
+    """Save the weights, the description (`TrainedOn`) completed by the model's configuration, and the pin table."""
+    family: Family = "parts" if isinstance(model, PartsModel) else "towers"
+    own = {"family": family, "slices": model.slices, "model": model.config.model_dump(mode="json")}
     with write_folder(folder) as partial:
+        if table is not None:
+            table.write(partial / PIN_TABLE)
         _save(model.state_dict(), partial / "model.safetensors")
-        write_json(partial / "model.json", {**description, "model": model.config.model_dump(mode="json")})
+        write_json(partial / "model.json", {**description, **own})
 
 
 def read_description(folder: Path) -> ModelDescription:
@@ -99,6 +119,8 @@ def read_description(folder: Path) -> ModelDescription:
 def load_model(folder: Path) -> tuple[PinnerFormer, ModelDescription]:
     """Return the towers in evaluation mode, and the model's description."""
     description = read_description(folder)
+    if description.get("family", "towers") != "towers":
+        raise PipelineError(f"the model in {folder} is of the family {description['family']}, not of the towers")
     model = PinnerFormer(
         ModelConfig.model_validate(description["model"]),
         feature_dim=description["feature_dim"],
@@ -109,6 +131,21 @@ def load_model(folder: Path) -> tuple[PinnerFormer, ModelDescription]:
     )
     model.load_state_dict(load_file(fetched(folder) / "model.safetensors"))
     return model.eval(), description
+
+
+def load_parts(folder: Path) -> tuple[PartsModel, PinTable, ModelDescription]:
+    """Return the model of parts in evaluation mode, its pin table, memory-mapped, and its description."""
+    description = read_description(folder)
+    if description.get("family", "towers") != "parts":
+        raise PipelineError(f"the model in {folder} is not a model of parts")
+    local = fetched(folder)
+    model = PartsModel(
+        PartsConfig.model_validate(description["model"]),
+        content_dim=description["feature_dim"],
+        num_action_types=len(description["action_types"]),
+    )
+    model.load_state_dict(load_file(local / "model.safetensors"))
+    return model.eval(), PinTable.open(local / PIN_TABLE), description
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -205,6 +205,11 @@ class PinnerFormer(nn.Module):
         if config.near_identity_init:
             start_near_identity(self)
 
+    @property
+    def slices(self) -> dict[str, tuple[int, int]]:
+        """First and last coordinate (exclusive) of each part of a vector: the towers have one part."""
+        return {"embedding": (0, self.config.embedding_dim)}
+
     def encode(self, actions: Sequences) -> Tensor:
         """Return the last hidden state at every position, hidden_RSH."""
         x_RSH = self._project(actions)

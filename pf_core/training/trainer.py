@@ -13,30 +13,26 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pf_core.config.training import OptimizerConfig, TrainConfig
+from pf_core.config.training import TrainConfig
 from pf_core.errors import PipelineError
-from pf_core.model.checkpoint import TrainedOn, load_newest, save_checkpoint, save_model
-from pf_core.model.towers import PinnerFormer
+from pf_core.model.checkpoint import TrainedOn, load_newest, save_checkpoint
 from pf_core.storage.files import append_text, read_json, write_json, write_text
-from pf_core.training.batches import Batch, open_batches
-from pf_core.training.loss import Pairs, RetrievalLoss
+from pf_core.training.optimizer import learning_rate
+from pf_core.training.parts.task import PartsTask
 from pf_core.training.ranks import Rank, gather_counts, join_ranks, sum_over_ranks
 from pf_core.training.run_folder import HISTORY, RESULT, TrainingResult
+from pf_core.training.towers_task import TowersTask
 from pf_core.training.training_set import TrainingSet, open_training_set
-from pf_core.training.validation import HeldOut, ModelEmbedder
 
 DIVERGED = 2.0
 """Training has diverged when the loss exceeds the first loss by more than this many times the first loss."""
-
-SCALE_SAMPLE_PINS = 10_000
-"""Number of candidates sampled to measure the scale of the content vectors."""
 
 
 class Observer(Protocol):
@@ -51,29 +47,49 @@ class Observer(Protocol):
         ...
 
 
-class TrainingStep(nn.Module):
-    """Both towers and the loss as one module, so that all gradients are averaged over the ranks."""
+class Task(Protocol):
+    """What the families of models differ in."""
 
-    def __init__(self, model: PinnerFormer, loss: RetrievalLoss, precision: str) -> None:
-        super().__init__()
-        self.model, self.loss, self.precision = model, loss, precision
+    @property
+    def module(self) -> nn.Module:
+        """Returns the loss of this rank's part of a batch."""
+        ...
 
-    def forward(self, batch: Batch) -> Tensor:
-        device = batch.random_pin_N.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=self.precision == "bfloat16"):
-            user_QD = self.model.embed_positions(batch.sequences, batch.query_row_Q, batch.query_position_Q)
-            pins_D = self.model.embed_pins(torch.cat([batch.pair_feature_PF, batch.random_feature_NF]))
-        pairs = Pairs(
-            query_P=batch.pair_query_P,
-            user_P=batch.pair_user_P,
-            weight_P=batch.pair_weight_P,
-            pin_P=batch.pair_pin_P,
-            is_candidate_P=batch.pair_is_candidate_P,
-            num_users=batch.num_users,
-        )
-        positive_PD, random_ND = pins_D.split([len(batch.pair_pin_P), len(batch.random_pin_N)])
-        loss: Tensor = self.loss(user_QD, pairs, positive_PD, random_ND, batch.random_pin_N)
-        return loss
+    @property
+    def optimizer(self) -> torch.optim.Optimizer: ...
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether random numbers of torch are drawn in a step: they are seeded by it."""
+        ...
+
+    def batches(self, first_step: int, num_workers: int) -> Iterator[Any]:
+        """Return this rank's batches of the steps from `first_step` on."""
+        ...
+
+    def move(self, batch: Any) -> Any:
+        """Return the batch on the device."""
+        ...
+
+    def count(self, batch: Any) -> tuple[int, int]:
+        """Return the numbers of examples and of pairs of example and target."""
+        ...
+
+    def after_step(self, step: int) -> None:
+        """Called after the optimizer's step."""
+        ...
+
+    def measured(self) -> dict[str, float]:
+        """Return quantities of the family that are recorded with the loss."""
+        ...
+
+    def evaluate(self, step: int) -> tuple[dict[str, float], str]:
+        """Return what is measured on users who do not train, and as part of a sentence; called on all ranks."""
+        ...
+
+    def save(self, folder: Path, trained_on: TrainedOn) -> dict[str, float]:
+        """Save the model; return quantities for the result."""
+        ...
 
 
 def train(
@@ -89,45 +105,6 @@ def train(
         return result
     with join_ranks() as rank:
         return _Run(config, open_training_set(training_set), run_dir, rank, observer).finish(num_workers)
-
-
-def build_model(config: TrainConfig, data: TrainingSet) -> PinnerFormer:
-    """Return the towers for this data, with weights drawn from the seed."""
-    torch.manual_seed(config.seed)
-    return PinnerFormer(
-        config.model,
-        feature_dim=data.pin_feature.shape[1],
-        num_action_types=len(data.action_types),
-        num_surfaces=len(data.surfaces),
-        time_origin_us=data.manifest["time_origin_us"],
-        feature_scale=_feature_scale(data),
-    )
-
-
-def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on matrices only, not on biases, norms, phases and the temperature."""
-    matrices = [parameter for parameter in module.parameters() if parameter.ndim >= 2]
-    others = [parameter for parameter in module.parameters() if parameter.ndim < 2]
-    return torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        fused=True,
-    )
-
-
-def learning_rate(config: OptimizerConfig, step: int) -> float:
-    """Return the learning rate of a step, counted from 0: linear warm-up, then decay to zero after the last step."""
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / (config.warmup_steps + 1)
-    share = (step - config.warmup_steps) / max(1, config.num_steps - config.warmup_steps)
-    match config.decay:
-        case "none":
-            return config.learning_rate
-        case "linear":
-            return config.learning_rate * (1 - share)
-        case "cosine":
-            return config.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
 
 
 @dataclass
@@ -148,14 +125,12 @@ class _Run:
 
     def __init__(self, config: TrainConfig, data: TrainingSet, run_dir: Path, rank: Rank, observer: Observer) -> None:
         self.config, self.data, self.run_dir, self.rank, self.observer = config, data, run_dir, rank, observer
-        model = build_model(config, data)
-        if config.compile:
-            model.encode = torch.compile(model.encode, dynamic=True)  # type: ignore[method-assign]
-        loss = RetrievalLoss(config.loss, num_candidates=len(data.candidates))
-        self.module = TrainingStep(model, loss, config.precision).to(rank.device)
-        self.optimizer = build_optimizer(self.module, config.optimizer)
-        self.held_out = HeldOut.choose(data, config, rank)
-        self.embedder = ModelEmbedder(model=model, data=data, device=rank.device)
+        self.task: Task = (
+            TowersTask(config, data, rank)
+            if config.parts is None
+            else PartsTask(config, data, rank, folder=run_dir / "prepared", progress=self._say)
+        )
+        self.module, self.optimizer = self.task.module, self.task.optimizer
         self.first_loss: float | None = None
         self.started, self.seconds_before = time.perf_counter(), 0.0
         self.metrics: dict[str, float] = {}
@@ -171,30 +146,22 @@ class _Run:
         replica: nn.Module = self.module
         if self.rank.world_size > 1:
             replica = DistributedDataParallel(self.module, forward_sync_buffers=False, gradient_as_bucket_view=True)
-        loader = open_batches(
-            self.data.path,
-            self.config,
-            first_step=first_step,
-            rank=self.rank.number,
-            world_size=self.rank.world_size,
-            num_workers=num_workers,
-            pin_memory=self.rank.device.type == "cuda",
-        )
         self._say(
             f"{sum(p.numel() for p in self.module.parameters()):,} parameters, {self.data.train.num_users:,} users, "
             f"{self.rank.world_size} process(es) on {self.rank.device.type}, step {first_step} of {self._num_steps}"
         )
         interval = _Interval()
-        batches: Iterator[Batch] = iter(loader)
+        batches = self.task.batches(first_step, num_workers)
         for step in range(first_step, self._num_steps):
             waiting_since = time.perf_counter()
-            batch = next(batches).to(self.rank.device)
+            batch = self.task.move(next(batches))
             interval.waited_s += time.perf_counter() - waiting_since
             loss, gradient_norm = self._step(replica, batch, step)
             interval.steps += 1
             interval.loss = interval.loss + loss  # stays on the device: a conversion would wait for it
-            interval.sequences += len(batch.sequences.length_R)
-            interval.pairs += len(batch.pair_pin_P)
+            num_examples, num_pairs = self.task.count(batch)
+            interval.sequences += num_examples
+            interval.pairs += num_pairs
             done = step + 1
             is_last = done == self._num_steps
             if is_last or any(done % every == 0 for every in self._intervals):
@@ -221,19 +188,20 @@ class _Run:
         """Duration of the whole training, with evaluation and with the time before an interruption."""
         return self.seconds_before + time.perf_counter() - self.started
 
-    def _step(self, replica: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
-        if self.config.model.dropout:
+    def _step(self, replica: nn.Module, batch: Any, step: int) -> tuple[Tensor, Tensor]:
+        if self.task.has_dropout:
             torch.manual_seed(
                 int(np.random.SeedSequence([self.config.seed, step, self.rank.number]).generate_state(1)[0])
             )
+        rate = learning_rate(self.config.optimizer, step)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config.optimizer, step)
+            group["lr"] = rate * group.get("rate_factor", 1.0)
         self.optimizer.zero_grad(set_to_none=True)
         loss: Tensor = replica(batch)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.module.parameters(), self.config.optimizer.max_gradient_norm)
         self.optimizer.step()
-        self.module.loss.clamp_temperature()
+        self.task.after_step(step)
         return loss.detach(), norm
 
     def _measure(self, step: int, interval: _Interval, gradient_norm: float) -> None:
@@ -263,7 +231,7 @@ class _Run:
             )
         values = {
             "loss": loss,
-            "temperature": self.module.loss.temperature.item(),
+            **self.task.measured(),
             "learning_rate": learning_rate(self.config.optimizer, step - 1),
             "gradient_norm": gradient_norm,
             "examples_per_s": total[2] / seconds,
@@ -273,19 +241,15 @@ class _Run:
         left_s = (self._num_steps - step) * seconds / interval.steps
         self._record(step, values)
         self._say(
-            f"step {step}/{self._num_steps}: loss {loss:.4f}, temperature {values['temperature']:.4f}, "
+            f"step {step}/{self._num_steps}: loss {loss:.4f}, "
             f"{values['examples_per_s']:,.0f} examples/s, {values['data_wait_share']:.1%} waiting for data, "
             f"{left_s / 60:.1f} min left"
         )
 
     def _evaluate(self, step: int) -> None:
-        self.module.eval()
-        recall = self.held_out.recall(self.embedder, k=10)
-        self.module.train()
-        self._record(step, {"recall_at_10": recall})
-        self._say(
-            f"step {step}/{self._num_steps}: recall@10 {recall:.4f} on {self.held_out.num_users:,} held-out users"
-        )
+        values, sentence = self.task.evaluate(step)
+        self._record(step, values)
+        self._say(f"step {step}/{self._num_steps}: {sentence}")
 
     def _record(self, step: int, values: dict[str, float]) -> None:
         self.metrics |= values
@@ -325,9 +289,8 @@ class _Run:
             "metrics": self.metrics,
         }
         if self.rank.is_first:
-            description: TrainedOn = {
+            trained_on: TrainedOn = {
                 "feature_dim": self.data.pin_feature.shape[1],
-                "feature_scale": self.module.model.feature_scale,
                 "action_types": self.data.action_types,
                 "surfaces": self.data.surfaces,
                 "time_origin_us": self.data.manifest["time_origin_us"],
@@ -335,16 +298,9 @@ class _Run:
                 "training_set": self.data.fingerprint,
                 "config": self.config.model_dump(mode="json"),
             }
-            save_model(self.run_dir / "model", self.module.model, description)
+            result["metrics"] |= self.task.save(self.run_dir / "model", trained_on)
             write_json(self.run_dir / RESULT, result)
         return result
-
-
-def _feature_scale(data: TrainingSet) -> float:
-    """Return the factor that brings content vectors to unit variance, from a sample of the candidates."""
-    rows = data.sample_candidates(SCALE_SAMPLE_PINS, np.random.default_rng(0))
-    mean_square = float(np.square(data.pin_feature[rows], dtype=np.float64).mean())
-    return 1 / math.sqrt(mean_square) if mean_square > 0 else 1.0
 
 
 def _drop_history_after(history: Path, step: int) -> None:

@@ -109,6 +109,10 @@ class TrainingSet:
     cut_us: int
     """The first microsecond after the training period."""
 
+    @property
+    def num_pins(self) -> int:
+        return len(self.pin_feature)
+
     def sample_candidates(self, size: int, rng: np.random.Generator) -> np.ndarray:
         """Return the rows of `size` distinct candidates, ascending; all candidates if there are no more."""
         return np.asarray(self.candidates[sample_below(len(self.candidates), size, rng)])

@@ -1,0 +1,308 @@
+"""Loss, optimizer and averaged weights of the model of parts, and the choice of the number of steps.
+
+The loss of a row is the cross entropy of its targets in a softmax over the pins of its day, sampled where they are
+many. The weights that serve are an exponential average; of the averages at every evaluation, those that predict the
+validation users best are kept: the number of steps is chosen on users who do not train.
+
+The gradient of N ranks is that of one: a day's rows are divided among the ranks, and its loss is a sum over rows over
+their number on all ranks.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pf_core.config.training import TrainConfig
+from pf_core.model.checkpoint import TrainedOn, save_model
+from pf_core.model.parts.model import PartsModel
+from pf_core.model.parts.table import PinTable
+from pf_core.progress import Progress
+from pf_core.training.parts.prepared import open_prepared, prepare
+from pf_core.training.parts.rows import MASKED, DayRows, RowSampler, Step, open_steps
+from pf_core.training.ranks import Rank
+from pf_core.training.training_set import TrainingSet
+
+FAST_FACTOR = 8.0
+"""Learning rate of single numbers such as the weight of the trend, as a multiple of that of the other weights."""
+
+USERS_AT_ONCE = 128
+
+PINS_AT_ONCE = 8192
+
+LENGTH_MARGIN = 1.05
+"""`pin_length` over the length of the longest pin at the end of training: later pins may be longer."""
+
+
+class PartsStep(nn.Module):
+    """The model and its loss as one module, and the averaged and best weights, which checkpoints keep."""
+
+    best_value: Tensor
+    best_step: Tensor
+
+    def __init__(self, model: PartsModel, *, world_size: int) -> None:
+        super().__init__()
+        self.model, self.world_size = model, world_size
+        self.register_buffer("best_value", torch.tensor(float("inf")))
+        self.register_buffer("best_step", torch.tensor(0))
+        for kind in ("average", "best"):
+            for name, weight in model.named_parameters():
+                self.register_buffer(_buffer(kind, name), weight.detach().clone())
+
+    def forward(self, step: Step) -> Tensor:
+        losses = [self._day_loss(rows) for rows in step]
+        if not losses:
+            return torch.stack([weight.sum() * 0.0 for weight in self.model.parameters()]).sum()
+        return torch.stack(losses).sum() / len(losses)
+
+    def _day_loss(self, rows: DayRows) -> Tensor:
+        users = self.model.embed_users(rows.own, rows.own_inputs, keep_P=rows.keep_P)
+        increment_P = users.increment_P * rows.has_memory_B[rows.own.row_P]
+        pool_MV = self.model.embed_pins(rows.pool_inputs, rows.rates_MW, rows.mean_rate_W)
+        logits_BM = with_memory(
+            users.vector_BV @ pool_MV.T, rows, increment_P, has_memory=self.model.memory is not None
+        )
+        log_p_T = log_likelihoods(logits_BM, rows)
+        return -(log_p_T * rows.weight_T).sum() * self.world_size / rows.num_rows
+
+    # Averaged and best weights
+
+    @torch.no_grad()
+    def update_average(self, step: int, decay: float) -> None:
+        """Move the averages towards the weights after step `step`, counted from 0; early ones follow faster."""
+        for name, weight in self.model.named_parameters():
+            self.get_buffer(_buffer("average", name)).lerp_(weight, max(1 - decay, 1 / (step + 2)))
+
+    @torch.no_grad()
+    def copy(self, source: str, target: str) -> None:
+        """Copy weights; each is "average", "best" or "model"."""
+        for name, weight in self.model.named_parameters():
+            values = {kind: self.get_buffer(_buffer(kind, name)) for kind in ("average", "best")} | {"model": weight}
+            values[target].copy_(values[source])
+
+
+def _buffer(kind: str, name: str) -> str:
+    return f"{kind}_{name.replace('.', '__')}"
+
+
+def with_memory(logits_BM: Tensor, rows: DayRows, increment_P: Tensor, *, has_memory: bool) -> Tensor:
+    """Add the increments of own pins to their logits; without memory, mask own pins."""
+    is_inside_P = rows.own_place_P >= 0
+    own = rows.own.row_P[is_inside_P], rows.own_place_P[is_inside_P]
+    if not has_memory:
+        return logits_BM.index_put(own, logits_BM.new_tensor(MASKED))
+    return logits_BM.index_put(own, increment_P[is_inside_P], accumulate=True)
+
+
+def log_likelihoods(logits_BM: Tensor, rows: DayRows) -> Tensor:
+    """Return the log of each target's share in the softmax of its row; targets themselves are not corrected."""
+    targets = rows.target_row_T, rows.target_place_T
+    target_T = logits_BM[targets]
+    log_sum_B = torch.logsumexp((logits_BM + rows.correction_M).index_put(targets, target_T), dim=1)
+    return target_T - log_sum_B[rows.target_row_T]
+
+
+def build_parts_optimizer(model: PartsModel, config: TrainConfig) -> torch.optim.AdamW:
+    """Return AdamW with weight decay on matrices only, and a faster rate for single numbers."""
+    optimizer = config.optimizer
+    matrices = [weight for weight in model.parameters() if weight.ndim >= 2]
+    vectors = [weight for weight in model.parameters() if weight.ndim == 1]
+    scalars = [weight for weight in model.parameters() if weight.ndim == 0]
+    groups = [
+        {"params": matrices, "weight_decay": optimizer.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+        {"params": scalars, "weight_decay": 0.0, "rate_factor": FAST_FACTOR},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=optimizer.learning_rate,
+        betas=(optimizer.beta1, optimizer.beta2),
+    )
+
+
+class PartsTask:
+    """The part of a training run that belongs to the model of parts."""
+
+    has_dropout = False
+
+    def __init__(self, config: TrainConfig, data: TrainingSet, rank: Rank, *, folder: Path, progress: Progress) -> None:
+        assert config.parts is not None
+        self.config, self.parts, self.data, self.rank, self.folder = config, config.parts, data, rank, folder
+        if rank.is_first:
+            prepare(data, self.parts, folder, progress)
+        if rank.world_size > 1:
+            dist.barrier()
+        self.prepared = open_prepared(data, folder)
+        sampler = RowSampler(data, config, self.prepared)
+        validation = sampler.validation_rows()
+        self.validation = None if validation is None else validation[0].to(rank.device)
+        torch.manual_seed(config.seed)
+        model = PartsModel(
+            self.parts, content_dim=data.pin_feature.shape[1], num_action_types=max(1, len(data.action_types))
+        )
+        _standardize(model, sampler, self.prepared.scale_F)
+        self.module = PartsStep(model, world_size=rank.world_size).to(rank.device)
+        self.optimizer = build_parts_optimizer(model, config)
+
+    def batches(self, first_step: int, num_workers: int) -> Iterator[Step]:
+        return open_steps(
+            self.data.path,
+            self.config,
+            self.folder,
+            first_step=first_step,
+            rank=self.rank.number,
+            world_size=self.rank.world_size,
+            num_workers=num_workers,
+        )
+
+    def move(self, batch: Step) -> Step:
+        return [rows.to(self.rank.device) for rows in batch]
+
+    def count(self, batch: Step) -> tuple[int, int]:
+        return sum(rows.own.num_users for rows in batch), sum(len(rows.target_row_T) for rows in batch)
+
+    def after_step(self, step: int) -> None:
+        self.module.update_average(step, self.parts.average)
+
+    def measured(self) -> dict[str, float]:
+        return {}
+
+    def evaluate(self, step: int) -> tuple[dict[str, float], str]:
+        """Measure the averaged weights on the validation users; keep the best."""
+        if self.validation is None:
+            self.module.copy("average", "best")
+            self.module.best_step.fill_(step)
+            return {}, "no validation users: the last weights are kept"
+        current = {name: weight.detach().clone() for name, weight in self.module.model.named_parameters()}
+        self.module.copy("average", "model")
+        values = validate(self.module.model, self.validation)
+        if values["validation_loss"] < float(self.module.best_value):
+            self.module.copy("average", "best")
+            self.module.best_value.fill_(values["validation_loss"])
+            self.module.best_step.fill_(step)
+        with torch.no_grad():
+            for name, weight in self.module.model.named_parameters():
+                weight.copy_(current[name])
+        values["best_step"] = float(self.module.best_step)
+        return values, (
+            f"recall@10 {values['recall_at_10']:.4f} as served, {values['vector_recall_at_10']:.4f} of the vector "
+            f"alone on {self.validation.own.num_users:,} validation users; best: step {int(self.module.best_step)}"
+        )
+
+    def save(self, folder: Path, trained_on: TrainedOn) -> dict[str, float]:
+        """Save the best weights with the factors and statistics of the end of training."""
+        self.module.copy("best", "model")
+        model = self.module.model.cpu().eval()
+        table = finish_table(model, self.data, RowSampler(self.data, self.config, self.prepared))
+        save_model(folder, model, {**trained_on, "positive": self.data.manifest["inputs"]["positive"]}, table)
+        return {"chosen_steps": float(self.module.best_step)}
+
+
+@torch.no_grad()
+def _standardize(model: PartsModel, sampler: RowSampler, scale_F: np.ndarray) -> None:
+    """Set the scales of the inputs from the validation day's rows, or from a step's if there are none."""
+    found = sampler.validation_rows()
+    rows = [found[0]] if found is not None else sampler.plan(0)
+    features = torch.cat([each.own.features_PX for each in rows]) if rows else torch.zeros(0, len(model.own_mean_X))
+    if len(features) > 1:
+        model.own_mean_X.copy_(features.mean(0))
+        model.own_scale_X.copy_(features.std(0).clamp(min=0.1))
+    model.statistics_scale_F.copy_(torch.from_numpy(scale_F))
+
+
+@torch.no_grad()
+def validate(model: PartsModel, rows: DayRows) -> dict[str, float]:
+    """Return the loss as served, and recall@10 as served, of the vector alone, and of pins that are new to the user."""
+    users = model.embed_users(rows.own, rows.own_inputs)
+    pool_MV = model.embed_pins(rows.pool_inputs, rows.rates_MW, rows.mean_rate_W)
+    totals = {"validation_loss": 0.0, "recall_at_10": 0.0, "vector_recall_at_10": 0.0, "discovery_at_10": 0.0}
+    num_new = 0
+    for first in range(0, rows.own.num_users, USERS_AT_ONCE):
+        part = _rows_between(rows, first, min(first + USERS_AT_ONCE, rows.own.num_users))
+        chosen_P = (rows.own.row_P >= first) & (rows.own.row_P < first + part.own.num_users)
+        vector_BM = users.vector_BV[first : first + part.own.num_users] @ pool_MV.T
+        served_BM = with_memory(vector_BM, part, users.increment_P[chosen_P], has_memory=model.memory is not None)
+        if model.memory is None:
+            vector_BM = served_BM
+        new_BM = with_memory(vector_BM, part, users.increment_P[chosen_P], has_memory=False)
+        totals["validation_loss"] -= float((log_likelihoods(served_BM, part) * part.weight_T).sum())
+        for name, logits_BM in (("recall_at_10", served_BM), ("vector_recall_at_10", vector_BM)):
+            totals[name] += float((_is_found(logits_BM, part, 10) * part.weight_T).sum())
+        is_new_T = new_BM[part.target_row_T, part.target_place_T] > MASKED / 2
+        num_new_B = torch.bincount(part.target_row_T[is_new_T], minlength=part.own.num_users)
+        found_B = torch.bincount(
+            part.target_row_T[is_new_T & _is_found(new_BM, part, 10)], minlength=part.own.num_users
+        )
+        totals["discovery_at_10"] += float((found_B / num_new_B.clamp(min=1)).sum())
+        num_new += int((num_new_B > 0).sum())
+    num_users = max(1, rows.own.num_users)
+    sizes = {name: max(1, num_new) if name == "discovery_at_10" else num_users for name in totals}
+    return {name: value / sizes[name] for name, value in totals.items()}
+
+
+def _is_found(logits_BM: Tensor, rows: DayRows, k: int) -> Tensor:
+    """Return which targets fewer than k pins are ranked before; ties count against a target."""
+    if logits_BM.shape[1] <= k:
+        return torch.ones(len(rows.target_row_T), dtype=torch.bool)
+    limit_B = logits_BM.topk(k + 1, dim=1).values[:, k]
+    return logits_BM[rows.target_row_T, rows.target_place_T] > limit_B[rows.target_row_T]
+
+
+def _rows_between(rows: DayRows, first: int, last: int) -> DayRows:
+    """Return some of the rows, with all pins."""
+    own_P = (rows.own.row_P >= first) & (rows.own.row_P < last)
+    target_T = (rows.target_row_T >= first) & (rows.target_row_T < last)
+    own = rows.own
+    return rows._replace(
+        own=own._replace(
+            num_users=last - first,
+            row_P=own.row_P[own_P] - first,
+            pin_P=own.pin_P[own_P],
+            features_PX=own.features_PX[own_P],
+            action_type_P=own.action_type_P[own_P],
+        ),
+        own_place_P=rows.own_place_P[own_P],
+        target_row_T=rows.target_row_T[target_T] - first,
+        target_place_T=rows.target_place_T[target_T],
+        weight_T=rows.weight_T[target_T],
+    )
+
+
+@torch.no_grad()
+def finish_table(model: PartsModel, data: TrainingSet, sampler: RowSampler) -> PinTable:
+    """Set the constants that bring pins to unit norm, and return the model's pin table, as of the end of training."""
+    day, point = sampler.days.end_day, sampler.prepared.points[-1]
+    pins = sampler.pins_at(day)
+    if model.trend is not None:
+        competes_N = torch.from_numpy(sampler.competing(day))
+        rates_NW, mean_rate_W = torch.from_numpy(pins.rates_NW), torch.from_numpy(pins.mean_rate_W)
+        log_share_M = model.trend.log_share(rates_NW, mean_rate_W)[competes_N]
+        model.trend.center.copy_((log_share_M.max() + log_share_M.min()) / 2)
+    longest = 0.0
+    for vector_MV in _pin_vectors(model, sampler, day):
+        longest = max(longest, float(vector_MV.norm(dim=1).max()))
+    model.pin_length.fill_(longest * LENGTH_MARGIN or 1.0)
+    vector = np.empty((data.num_pins, model.embedding_dim), np.float16)
+    start = 0
+    for vector_MV in _pin_vectors(model, sampler, day):
+        vector[start : start + len(vector_MV)] = model.unit_pins(vector_MV)[0].half().numpy()
+        start += len(vector_MV)
+    return PinTable(
+        ids=data.path / "pins" / "pin_id.arrow",
+        factor=point.factors.factor_ND,
+        trust=point.factors.trust_N,
+        statistics=point.statistics_NF,
+        log_repeat=point.factors.log_repeat_N,
+        vector=vector,
+    )
+
+
+def _pin_vectors(model: PartsModel, sampler: RowSampler, day: int) -> Iterator[Tensor]:
+    """Yield the vectors of all pins as of a day, before scaling."""
+    for start in range(0, sampler.data.num_pins, PINS_AT_ONCE):
+        pin_M = np.arange(start, min(start + PINS_AT_ONCE, sampler.data.num_pins))
+        inputs, rates_MW, mean_rate_W = sampler.pin_side(day, pin_M)
+        yield model.embed_pins(inputs, rates_MW, mean_rate_W)
