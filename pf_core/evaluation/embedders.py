@@ -20,7 +20,7 @@ D embedding.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,9 +29,11 @@ from torch import Tensor
 
 from pf_core.days import DAY_US
 from pf_core.errors import PipelineError, materialize_command
+from pf_core.evaluation.increments import Increments, QueryVectors
+from pf_core.evaluation.parts_embedder import open_parts_embedder
 from pf_core.evaluation.pinnersage import Clusters, PinnerSage, cluster_users
 from pf_core.evaluation.question import Question
-from pf_core.model.checkpoint import load_model
+from pf_core.model.checkpoint import load_model, read_description
 from pf_core.model.sequences import Sequences, collate_sequences
 from pf_core.timelines.arrays import Timelines, ragged, recode
 from pf_core.training.training_set import TrainingSet
@@ -41,27 +43,6 @@ CHUNK_SEQUENCES = 256
 
 ACTIONS_AT_ONCE = 1 << 22
 """Actions of the training set that are counted at a time."""
-
-
-class Increments(NamedTuple):
-    """What is added to the scores of a few pins of each query, ascending by query and pin."""
-
-    query_I: np.ndarray
-    pin_I: np.ndarray
-    """Pin rows, distinct within a query; they need not be in the index."""
-    value_I: np.ndarray
-    is_all: bool = False
-    """Whether only these pins are ranked: any other pin is neither a result nor found."""
-
-
-class QueryVectors(NamedTuple):
-    """The vectors of query q are rows offsets_Q[q] to offsets_Q[q + 1] of vector_VD."""
-
-    offsets_Q: np.ndarray
-    """First vector of each query, and the end of the last one's."""
-    vector_VD: Tensor
-    increments: Increments | None = None
-    """Increments of the scores of all vectors of a query."""
 
 
 class QueryEmbedder(Protocol):
@@ -135,11 +116,13 @@ class SequenceQueryEmbedder:
 
 
 def open_model_embedder(
-    question: Question, folder: Path, *, name: str, device: torch.device | None = None
-) -> SequenceQueryEmbedder:
-    """Load the model of a folder; raise PipelineError if the question cannot evaluate it fairly."""
-    device = device or torch.device("cpu")
-    model, description = load_model(folder)
+    question: Question, folder: Path, *, name: str, device: torch.device | None = None, has_memory: bool = True
+) -> QueryEmbedder:
+    """Load the model of a folder; raise PipelineError if the question cannot evaluate it fairly.
+
+    `has_memory=False` evaluates the vectors of a model of parts without its memory.
+    """
+    device, description = device or torch.device("cpu"), read_description(folder)
     cut_ds, feature_dim = question.data.manifest["cut_ds"], question.data.pin_feature.shape[1]
     if description["cut_ds"] > cut_ds:
         raise PipelineError(
@@ -147,13 +130,16 @@ def open_model_embedder(
             "the model has seen days that would evaluate it",
             f"make a newer training set: {materialize_command('training_set')}",
         )
-    if model.feature_dim != feature_dim:
+    if description["feature_dim"] != feature_dim:
         raise PipelineError(
-            f"model {name} reads vectors of {model.feature_dim} numbers, the training set has {feature_dim}: it "
-            "cannot be evaluated",
+            f"model {name} reads vectors of {description['feature_dim']} numbers, the training set has {feature_dim}: "
+            "it cannot be evaluated",
             "if the site's vectors have changed for good, promote a model that reads them: "
             "pf promote VERSION --because TEXT",
         )
+    if description.get("family", "towers") == "parts":
+        return open_parts_embedder(question, folder, device=device, has_memory=has_memory)
+    model, _ = load_model(folder)
     return SequenceQueryEmbedder(
         question=question,
         embedder=ModelEmbedder(model=model.to(device), data=question.data, device=device),

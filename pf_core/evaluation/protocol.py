@@ -26,13 +26,8 @@ from torch import Tensor
 
 from pf_core.config.serving import Frequency
 from pf_core.days import DAY_US
-from pf_core.evaluation.embedders import (
-    BASELINE_EMBEDDERS,
-    Increments,
-    QueryEmbedder,
-    QueryVectors,
-    open_model_embedder,
-)
+from pf_core.evaluation.embedders import BASELINE_EMBEDDERS, QueryEmbedder, open_model_embedder
+from pf_core.evaluation.increments import Increments, QueryVectors
 from pf_core.evaluation.manifest import MetricSummary
 from pf_core.evaluation.pinnersage import Clusters, ask_oracle, round_robin
 from pf_core.evaluation.queries import Queries, ask

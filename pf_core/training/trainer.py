@@ -240,8 +240,9 @@ class _Run:
         }
         left_s = (self._num_steps - step) * seconds / interval.steps
         self._record(step, values)
+        own = "".join(f"{name} {value:.4f}, " for name, value in self.task.measured().items())
         self._say(
-            f"step {step}/{self._num_steps}: loss {loss:.4f}, "
+            f"step {step}/{self._num_steps}: loss {loss:.4f}, {own}"
             f"{values['examples_per_s']:,.0f} examples/s, {values['data_wait_share']:.1%} waiting for data, "
             f"{left_s / 60:.1f} min left"
         )

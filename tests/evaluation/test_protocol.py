@@ -11,7 +11,8 @@ from torch import Tensor
 from pf_core.config.serving import Frequency
 from pf_core.errors import PipelineError
 from pf_core.evaluation import protocol
-from pf_core.evaluation.embedders import BASELINE_EMBEDDERS, QueryVectors, SequenceQueryEmbedder, open_model_embedder
+from pf_core.evaluation.embedders import BASELINE_EMBEDDERS, SequenceQueryEmbedder, open_model_embedder
+from pf_core.evaluation.increments import QueryVectors
 from pf_core.evaluation.protocol import recall_by_density, score_baseline, score_embedder, score_model, with_index
 from pf_core.evaluation.queries import ask
 from pf_core.evaluation.question import Question

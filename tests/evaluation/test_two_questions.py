@@ -15,7 +15,8 @@ from torch import Tensor
 from pf_core.config.serving import Frequency
 from pf_core.evaluation import protocol
 from pf_core.evaluation import question as question_module
-from pf_core.evaluation.embedders import BASELINE_EMBEDDERS, Increments, QueryVectors
+from pf_core.evaluation.embedders import BASELINE_EMBEDDERS
+from pf_core.evaluation.increments import Increments, QueryVectors
 from pf_core.evaluation.manifest import ORACLES
 from pf_core.evaluation.protocol import score_baseline, score_embedder
 from pf_core.evaluation.queries import ask

@@ -17,8 +17,8 @@ from pf_core.config.training import OptimizerConfig, TrainConfig, choose
 from pf_core.errors import PipelineError
 from pf_core.evaluation.embedders import Popularity
 from pf_core.model.checkpoint import load_model
-from pf_core.training.ranks import Rank
 from pf_core.training.optimizer import learning_rate
+from pf_core.training.ranks import Rank
 from pf_core.training.trainer import train
 from pf_core.training.training_set import open_training_set
 from pf_core.training.validation import HeldOut, ModelEmbedder

@@ -44,6 +44,8 @@ class PartsModel(nn.Module):
     own_mean_X: Tensor
     own_scale_X: Tensor
     statistics_scale_F: Tensor
+    unknown_statistics_F: Tensor
+    """Statistics of a pin that the pin table does not have."""
     pin_length: Tensor
 
     def __init__(self, config: PartsConfig, *, content_dim: int, num_action_types: int) -> None:
@@ -60,6 +62,7 @@ class PartsModel(nn.Module):
         for name, size in (("own_mean_X", len(FEATURES)), ("own_scale_X", len(FEATURES))):
             self.register_buffer(name, torch.full((size,), float(name == "own_scale_X")))
         self.register_buffer("statistics_scale_F", torch.ones(len(STATISTICS)))
+        self.register_buffer("unknown_statistics_F", torch.zeros(len(STATISTICS)))
         self.register_buffer("pin_length", torch.tensor(1.0))
 
     @property

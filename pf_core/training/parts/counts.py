@@ -61,13 +61,25 @@ class UseLog:
         return DayCounts(np.stack(counts, axis=1), age_N, max(1, day - self.first_day))
 
 
+def count_before(timelines: Timelines, day: int, *, num_pins: int, first_day: int) -> DayCounts:
+    """Return what `UseLog.before` returns, in one pass over the timelines and without files."""
+    user_days_NW = np.zeros((num_pins, len(WINDOWS_DAYS)), np.int64)
+    first_use_N = np.full(num_pins, day, np.int64)
+    for day_E, pin_E in _user_days(timelines):
+        for place, window in enumerate(WINDOWS_DAYS):
+            is_inside = (day_E >= day - window) & (day_E < day)
+            user_days_NW[:, place] += np.bincount(pin_E[is_inside], minlength=num_pins)
+        np.minimum.at(first_use_N, pin_E, day_E)
+    return DayCounts(user_days_NW, day - first_use_N, max(1, day - first_day))
+
+
 def write_use_log(timelines: Timelines, folder: Path, *, num_pins: int, first_day: int, end_day: int) -> None:
     """Write the files of a `UseLog` of the days from `first_day` to the day before `end_day`, in bounded memory."""
     num_days = end_day - first_day
     num_on_day = np.zeros(num_days, np.int64)
     with write_folder(folder) as partial:
         unsorted = {name: NpyFile(partial / f"unsorted_{name}.npy", np.int32) for name in ("day", "pin")}
-        for day_E, pin_E in _user_days(timelines, num_pins):
+        for day_E, pin_E in _user_days(timelines):
             unsorted["day"].append(day_E - first_day)
             unsorted["pin"].append(pin_E)
             num_on_day += np.bincount(day_E - first_day, minlength=num_days)
@@ -78,7 +90,7 @@ def write_use_log(timelines: Timelines, folder: Path, *, num_pins: int, first_da
         np.save(partial / "offsets.npy", np.concatenate([[first_day], offsets]))
 
 
-def _user_days(timelines: Timelines, num_pins: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _user_days(timelines: Timelines) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield (day, pin) of every user-day, a chunk of users at a time."""
     start, offsets = 0, timelines.offsets
     while start < timelines.num_users:

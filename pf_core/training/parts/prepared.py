@@ -81,6 +81,15 @@ class Prepared:
         """Return the newest fit that reads nothing of `day` or later."""
         return [point for point in self.points if point.day <= day][-1]
 
+    def unknown_statistics(self) -> np.ndarray:
+        """Return the standardized statistics, as of the end of training, of a pin without any user-day."""
+        counts, factors = self.uses.before(self.points[-1].day), self.points[-1].factors
+        nothing = DayCounts(
+            np.zeros((1, counts.user_days_NW.shape[1]), np.int64), np.zeros(1, np.int64), counts.num_days
+        )
+        raw_NF = np.concatenate([raw_statistics(counts, factors.log_repeat_N), raw_statistics(nothing, np.zeros(1))])
+        return standardized(raw_NF, np.append(counts.is_known(), False), self.scale_F)[-1]
+
     def pins_of_day(self, day: int, log_repeat_N: np.ndarray) -> PinsOfDay:
         """Return the statistics of the pins as of `day`."""
         return pins_of_day(self.uses.before(day), log_repeat_N, self.scale_F)

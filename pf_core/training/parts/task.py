@@ -281,6 +281,7 @@ def finish_table(model: PartsModel, data: TrainingSet, sampler: RowSampler) -> P
         rates_NW, mean_rate_W = torch.from_numpy(pins.rates_NW), torch.from_numpy(pins.mean_rate_W)
         log_share_M = model.trend.log_share(rates_NW, mean_rate_W)[competes_N]
         model.trend.center.copy_((log_share_M.max() + log_share_M.min()) / 2)
+    model.unknown_statistics_F.copy_(torch.from_numpy(sampler.prepared.unknown_statistics()))
     longest = 0.0
     for vector_MV in _pin_vectors(model, sampler, day):
         longest = max(longest, float(vector_MV.norm(dim=1).max()))
