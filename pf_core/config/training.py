@@ -38,7 +38,7 @@ class FeatureConfig(Strict):
     since_latest: bool = True
     """Time from the action to the newest one of the sequence."""
     gap: bool = True
-    """Time between the action and the one before it."""
+    """Time from the previous action to the action; 0 for the oldest one of the sequence."""
     position: bool = True
     """Learned positional encoding."""
 
