@@ -74,7 +74,7 @@ def describe_report(folder: Path, report: Report) -> Metadata:
 
 def _facts(site: Site, stored: StoredResults, results: Results) -> ReportFacts:
     manifest = read_json(latest_training_set(site) / DESCRIPTION)
-    base = site.training.train_config
+    base = site.training.towers_config
     claims = all_claims(base.model, results.tasks)
     return ReportFacts(
         origin=describe_origin([outcome for seeds in stored.outcomes.values() for outcome in seeds]),
@@ -102,8 +102,8 @@ def _plain_facts(site: Site, stored: StoredResults, manifest: Mapping[str, Any])
         "Users who judge": evaluated["users"],
         "Their positives": evaluated["positives"],
         "Pins of the index": evaluated["pins"],
-        "Steps of a training": site.training.train_config.optimizer.num_steps,
-        "Users of a step": site.training.train_config.batch_users,
+        "Steps of a training": site.training.towers_config.optimizer.num_steps,
+        "Users of a step": site.training.towers_config.batch_users,
         "Models trained": len(trained),
         "Versions of the training code": ", ".join(codes),
         "Last run": max(outcome.ended_at for outcome in outcomes),

@@ -30,7 +30,7 @@ OURS = {"staleness", "inference-cost"}
 
 
 def base_config() -> TrainConfig:
-    return site().training.train_config
+    return site().training.towers_config
 
 
 def site() -> Site:
