@@ -17,6 +17,7 @@ from pf_assets.settings import TRAINING_POOL, mlflow_server, start_engine
 from pf_assets.tracking.runs import run_url
 from pf_core.config.site import Site
 from pf_core.storage.locks import exclusive, relying_on
+from pf_core.training.auto import describe_choice
 from pf_core.training.checks import judge_cut, judge_held_out_users, judge_loss
 from pf_core.training.plan import code_fingerprint, models_dir, plan_model, write_current_model
 from pf_core.training.training_set import build_training_set, latest_training_set
@@ -27,6 +28,7 @@ GROUP = "model"
 class PresetName(enum.StrEnum):
     """The values of pf_core's Preset: Dagster's configuration does not support Literal."""
 
+    auto = "auto"
     paper = "paper"
     demo = "demo"
     tiny = "tiny"
@@ -100,6 +102,8 @@ def pinnerformer_model_asset(site: Site) -> dg.AssetsDefinition:
         interrupted training continues from its last checkpoint. A model whose loss fell becomes the candidate.
         """
         plan = plan_model(site, None if config.preset is None else config.preset.value, config.changes)
+        for choice in plan.chosen:
+            context.log.info(describe_choice(choice))
         with (
             exclusive(models_dir(site), "pinnerformer_model"),
             relying_on(plan.training_set.parent, "training_set"),

@@ -9,6 +9,7 @@ import dagster as dg
 from matplotlib.figure import Figure
 
 from pf_assets.metadata.pages import MAX_SAMPLE_ROWS, Metadata, picture, table
+from pf_core.training.auto import Choice
 from pf_core.training.cut import EvaluationDays
 
 
@@ -64,10 +65,16 @@ def describe_model(
         "training": picture(plot_training(history), file),
         "training_png": dg.MetadataValue.path(str(file)),
         "measurements": table(_sparse(history)),
+        **({"chosen": table(_chosen(manifest["chosen"]))} if manifest.get("chosen") else {}),
         "config": dg.MetadataValue.json(manifest["config"]),
         "mlflow_run": dg.MetadataValue.url(mlflow_url),
         "path": dg.MetadataValue.path(str(run_dir / "model")),
     }
+
+
+def _chosen(choices: Sequence[Choice]) -> list[Metadata]:
+    """Return the settings that preset auto chose as rows of a table."""
+    return [{**choice, "value": str(choice["value"])} for choice in choices]
 
 
 def _number(value: float) -> float | str:

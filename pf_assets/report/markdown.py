@@ -15,6 +15,9 @@ def _lines(report: Report, figures: str) -> Iterator[str]:
     yield ""
     yield "PinnerFormer (KDD 2022), every offline table and figure, trained on this site and judged by one rule."
     yield ""
+    if report.origin:
+        yield report.origin
+        yield ""
     yield from _grid(
         [*report.counts, "claims"],
         [[*(f"{count} ({report.share(verdict)})" for verdict, count in report.counts.items()), str(report.num_claims)]],

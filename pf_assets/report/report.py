@@ -62,6 +62,8 @@ class NoisyFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFacts:
+    origin: str = ""
+    """Sentences that name the commit and the training code of the models."""
     facts: Mapping[str, object] = field(default_factory=dict)
     """Facts about training and evaluation in the order in which they are shown: site, cut, users, pins, steps."""
     recipes: Mapping[str, RecipeFacts] = field(default_factory=dict)
@@ -83,6 +85,7 @@ def build_report(results: Results, facts: ReportFacts) -> Report:
     staleness, cost = _staleness(resampled), _cost(base, resampled, facts)
     counts = Counter(each.verdict for each in verdicts if not each.claim.is_ours)
     return Report(
+        origin=facts.origin,
         counts={verdict: counts[verdict] for verdict in MARKS},
         num_claims=sum(counts.values()),
         facts=[(name, _plain(value)) for name, value in facts.facts.items()],

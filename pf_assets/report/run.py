@@ -25,6 +25,7 @@ from pf_core.experiments.paper_claims import all_claims
 from pf_core.experiments.recipe import BASE
 from pf_core.progress import Progress
 from pf_core.storage.files import read_json
+from pf_core.training.plan import code_fingerprint
 from pf_core.training.training_set import DESCRIPTION, latest_training_set
 
 EXPLAINED_SITE = "experiments"
@@ -73,9 +74,10 @@ def describe_report(folder: Path, report: Report) -> Metadata:
 
 def _facts(site: Site, stored: StoredResults, results: Results) -> ReportFacts:
     manifest = read_json(latest_training_set(site) / DESCRIPTION)
-    base = site.training.train_config
+    base = site.training.towers_config
     claims = all_claims(base.model, results.tasks)
     return ReportFacts(
+        origin=describe_origin([outcome for seeds in stored.outcomes.values() for outcome in seeds]),
         facts=_plain_facts(site, stored, manifest),
         recipes={name: _recipe_facts(seeds) for name, seeds in stored.outcomes.items()},
         noisy={noise: _noisy_facts(outcome) for noise, outcome in sorted(stored.noisy.items())},
@@ -100,12 +102,26 @@ def _plain_facts(site: Site, stored: StoredResults, manifest: Mapping[str, Any])
         "Users who judge": evaluated["users"],
         "Their positives": evaluated["positives"],
         "Pins of the index": evaluated["pins"],
-        "Steps of a training": site.training.train_config.optimizer.num_steps,
-        "Users of a step": site.training.train_config.batch_users,
+        "Steps of a training": site.training.towers_config.optimizer.num_steps,
+        "Users of a step": site.training.towers_config.batch_users,
         "Models trained": len(trained),
         "Versions of the training code": ", ".join(codes),
         "Last run": max(outcome.ended_at for outcome in outcomes),
     }
+
+
+def describe_origin(outcomes: Sequence[Outcome]) -> str:
+    """Name the commits and the training code of the models, and whether the current code is another one."""
+    trained = [outcome.tags for outcome in outcomes if outcome.params]
+    if not trained:
+        return ""
+    commits = sorted({tags.get("mlflow.source.git.commit", "unknown")[:12] for tags in trained})
+    codes = sorted({tags["code"] for tags in trained})
+    origin = f"The models were trained at commit {', '.join(commits)} (training code {', '.join(codes)})."
+    current = code_fingerprint()
+    if codes == [current]:
+        return origin
+    return f"{origin} The training code has changed since, to {current}: models trained now may differ."
 
 
 def _recipe_facts(seeds: Sequence[Outcome]) -> RecipeFacts:

@@ -95,6 +95,8 @@ class SectionView:
 
 @dataclass(frozen=True)
 class Report:
+    origin: str
+    """Commit and training code of the models; empty if nothing is known of them."""
     counts: dict[Verdict, int]
     """Number of the paper's claims with each verdict."""
     num_claims: int

@@ -28,7 +28,7 @@ from pf_core.benchmark.budget import changed, fit_to_budget, seconds_per_step, w
 from pf_core.benchmark.log import BenchmarkLog, RankedLists, list_lengths
 from pf_core.benchmark.stages import prepare_training_set
 from pf_core.config.site import Site
-from pf_core.config.training import Preset, TrainConfig, choose
+from pf_core.config.training import Preset, TrainConfig
 from pf_core.engine.base import Engine
 from pf_core.evaluation.embedders import open_model_embedder
 from pf_core.evaluation.question import Question
@@ -37,12 +37,19 @@ from pf_core.model.device import choose_device
 from pf_core.pins.features import read_pin_features
 from pf_core.progress import Progress, Throttle
 from pf_core.storage.arrays import read_arrow
-from pf_core.training.plan import code_fingerprint, plan_config
+from pf_core.training.auto import Choice, describe_choice
+from pf_core.training.plan import code_fingerprint, plan_config, resolve_config
 from pf_core.training.trainer import train
 from pf_core.training.training_set import TrainingSet, open_training_set, read_training_set_manifest
 
 NUMBERS_AT_ONCE = 1 << 24
 """Numbers of the nearest pins' embeddings in memory at a time: 64 MB."""
+
+TOWERS_SHOWN = ("num_layers", "hidden_dim", "embedding_dim", "sequence_length")
+"""Settings that describe the towers in a line."""
+
+PARTS_SHOWN = ("factor_dim", "content", "trend_dim", "memory", "transformer_layers", "window_days")
+"""Settings that describe a model of parts in a line."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,7 +87,9 @@ def our_lists(
     """
     data = open_training_set(prepare_training_set(site, log.cut_ds, engine=engine, progress=progress))
     started = time.monotonic()
-    wanted = _configuration(site, preset, seed)
+    wanted, chosen = _configuration(site, data.path, preset, seed)
+    for choice in chosen:
+        progress(describe_choice(choice))
     num_workers = site.training.launch.num_workers
 
     def measure(config: TrainConfig) -> float:
@@ -115,16 +124,22 @@ def our_lists(
 # Training
 
 
-def _configuration(site: Site, preset: Preset | None, seed: int) -> TrainConfig:
+def _configuration(
+    site: Site, training_set: Path, preset: Preset | None, seed: int
+) -> tuple[TrainConfig, list[Choice]]:
     """Return the site's configuration, or a preset, without what only costs time here and changes no weight.
 
-    Presets are made for GPUs: on a CPU, bfloat16 is slower than float32, and compiling takes longer than the budget.
+    The settings that preset auto chose are returned, too. Presets are made for GPUs: on a CPU, bfloat16 is slower than
+    float32, and compiling takes longer than the budget.
     """
-    config = site.training.train_config if preset is None else choose(preset, {})
+    if preset is None:
+        config, chosen = resolve_config(training_set, site.training.preset, site.training.changes)
+    else:
+        config, chosen = resolve_config(training_set, preset, {})
     changes: dict[str, Any] = {"seed": seed, "evaluate_users": 1, "evaluate_pins": 1}
     if preset is not None and choose_device("auto").type == "cpu":
         changes |= {"precision": "float32", "compile": False}
-    return changed(config, changes)
+    return changed(config, changes), chosen
 
 
 class _Lines:
@@ -141,9 +156,9 @@ class _Lines:
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:
-    model = {name: getattr(config.model, name) for name in ("num_layers", "hidden_dim", "embedding_dim")}
-    return model | {
-        "sequence_length": config.model.sequence_length,
+    """Return what describes a model in a line."""
+    shown = PARTS_SHOWN if config.parts is not None else TOWERS_SHOWN
+    return {name: getattr(config.parts or config.model, name) for name in shown} | {
         "num_steps": config.optimizer.num_steps,
         "batch_users": config.batch_users,
         "precision": config.precision,

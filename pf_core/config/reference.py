@@ -37,8 +37,10 @@ be a plain value (`is_like: 1` means equals) or a list (any of).
 """
 CHANGES = """## Fields of `training.changes`
 
-`training.preset` chooses a whole configuration (`paper`, `demo` or `tiny`), and `training.changes` replaces single
-fields of it. The defaults below are those of the preset `paper`.
+`training.preset` chooses a whole configuration, and `training.changes` replaces single fields of it. `auto` trains the
+model of parts: `parts`, steps and batches are chosen from the training set, with reasons that the asset's page shows
+(`pf_core/training/auto.py`). `paper`, `demo` and `tiny` train the towers: `model`, `sampling` and `loss`. The defaults
+below are those of the preset `paper`.
 """
 VARIANTS = {
     "NpyVectors": ", variant 1 of 3: a matrix",

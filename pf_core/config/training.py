@@ -19,7 +19,12 @@ Negatives = Literal["in_batch", "random", "mixed"]
 
 LogQ = Literal["none", "negatives", "all", "corrected"]
 
-Preset = Literal["paper", "demo", "tiny"]
+Preset = Literal["auto", "paper", "demo", "tiny"]
+
+TowersPreset = Literal["paper", "demo", "tiny"]
+
+TOWERS_SETTINGS = ("model", "sampling", "loss")
+"""Settings of the towers, which a model of parts does not read."""
 
 
 class FeatureConfig(Strict):
@@ -38,7 +43,7 @@ class FeatureConfig(Strict):
     since_latest: bool = True
     """Time from the action to the newest one of the sequence."""
     gap: bool = True
-    """Time between the action and the one before it."""
+    """Time from the previous action to the action; 0 for the oldest one of the sequence."""
     position: bool = True
     """Learned positional encoding."""
 
@@ -200,7 +205,8 @@ class TrainConfig(Strict):
 
     def fingerprint(self) -> str:
         """Hash of all settings."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+        unused = {"parts"} if self.parts is None else None  # the towers keep the hash from before there were parts
+        return hashlib.sha256(self.model_dump_json(exclude=unused).encode()).hexdigest()[:16]
 
 
 def paper() -> TrainConfig:
@@ -256,14 +262,42 @@ def tiny() -> TrainConfig:
     )
 
 
-def choose(preset: Preset, changes: dict[str, Any]) -> TrainConfig:
+def auto() -> TrainConfig:
+    """The settings of preset `auto` that do not depend on the training set; `training/auto.py` chooses the others."""
+    return TrainConfig(
+        parts=PartsConfig(),
+        optimizer=OptimizerConfig(num_steps=300, learning_rate=3e-3, warmup_steps=20),
+        batch_users=256,
+        log_every=10,
+        evaluate_every=25,
+        checkpoint_every=100,
+    )
+
+
+def choose(preset: TowersPreset, changes: dict[str, Any]) -> TrainConfig:
     """Return a preset with some fields changed, such as `{"model": {"num_layers": 4}, "seed": 1}`."""
-    base = {"paper": paper, "demo": demo, "tiny": tiny}[preset]().model_dump()
+    return with_changes({"paper": paper, "demo": demo, "tiny": tiny}[preset](), changes)
+
+
+def with_changes(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
+    """Return a configuration with some fields changed; `changes` is nested as TrainConfig is."""
     try:
-        return TrainConfig.model_validate(_merged(base, changes))
+        return TrainConfig.model_validate(_merged(config.model_dump(), changes))
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
         raise PipelineError("training: " + "; ".join(problems)) from error
+
+
+def change_auto(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
+    """Return a configuration of preset `auto` with some fields changed; settings of the towers are refused."""
+    refused = [name for name in TOWERS_SETTINGS if name in changes]
+    refused += ["parts"] if changes.get("parts", {}) is None else []
+    if refused:
+        raise PipelineError(
+            f"training: changes of {', '.join(refused)} have no effect on preset auto, which trains a model of parts",
+            "delete them, or set training.preset to demo or paper",
+        )
+    return with_changes(config, changes)
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -309,19 +343,26 @@ class TrainingConfig(Strict):
     site's days if that is less. With 0 nothing can be evaluated, and `pf promote` chooses the model that serves."""
     held_out_share: float = Field(default=0.1, ge=0, lt=1)
     """Share of users, chosen by hash, whom training never sees; learned pin vectors do not use their actions either."""
-    preset: Preset = "demo"
-    """Settings to start from: paper, demo or tiny."""
+    preset: Preset = "auto"
+    """Settings to start from. auto trains the model of parts, with settings chosen from the training set; paper, demo
+    and tiny train the paper's towers."""
     changes: dict[str, Any] = Field(default_factory=dict)
     """Settings that differ from the preset, nested as in TrainConfig: `{model: {num_layers: 4}}`."""
     launch: LaunchConfig = LaunchConfig()
     """How the training processes are started."""
 
     @property
-    def train_config(self) -> TrainConfig:
-        """The preset with the changes applied."""
-        return choose(self.preset, self.changes)
+    def towers_config(self) -> TrainConfig:
+        """Configuration of the towers that recipes start from: the preset with the changes applied.
+
+        Where the preset is auto, it is demo without changes: those of auto are settings of another model.
+        """
+        return demo() if self.preset == "auto" else choose(self.preset, self.changes)
 
     @model_validator(mode="after")
     def _changes_fit(self) -> "TrainingConfig":
-        choose(self.preset, self.changes)
+        if self.preset == "auto":
+            change_auto(auto(), self.changes)
+        else:
+            choose(self.preset, self.changes)
         return self

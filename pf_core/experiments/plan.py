@@ -123,7 +123,7 @@ def _plan(site: Site, experiment: Experiment, num_seeds: int, codes: Mapping[str
     for seed in range(num_seeds if isinstance(experiment, Recipe) else 1):
         model = None
         if isinstance(experiment, Recipe):
-            config = experiment.configure(site.training.train_config, seed=seed)
+            config = experiment.configure(site.training.towers_config, seed=seed)
             model = plan_config(config, training_set, manifest, folder, code=codes["code"])
         yield PlannedSeed(
             experiment=experiment,

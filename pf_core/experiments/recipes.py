@@ -1,8 +1,9 @@
 """The experiments: a recipe takes the site's own configuration and changes what it claims to change, nothing else.
 
 The base of all recipes, `pinnerformer`, is the model of the site file's training section, so that all have the same
-budget. A recipe that is equal to the base, or that is not a valid model on this base (a width that its heads do not
-divide), does not exist at a site. Sizes come from `families`, as those of claims and tables do.
+budget; where that says preset auto, which trains no towers, it is preset demo. A recipe that is equal to the base, or
+that is not a valid model on this base (a width that its heads do not divide), does not exist at a site. Sizes come
+from `families`, as those of claims and tables do.
 
 The function's name is the recipe's name, and its docstring is shown as the reason for the recipe.
 """
@@ -211,7 +212,7 @@ def no_relative_time(base: TrainConfig) -> TrainConfig:
 
 def experiments(site: Site) -> dict[str, Experiment]:
     """Return all experiments of a site by name, the most important first."""
-    base, positive_types = site.training.train_config, site.source.positive.action_types
+    base, positive_types = site.training.towers_config, site.source.positive.action_types
     found = [recipe for recipe in _recipes(base, positive_types) if _exists(recipe, base)]
     everything: list[Experiment] = [*found, *BASELINES]
     return {experiment.name: experiment for experiment in sorted(everything, key=_rank)}

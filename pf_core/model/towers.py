@@ -7,7 +7,9 @@ that is the newest position alone, as in serving, the last block computes only t
 
 Where the paper leaves a choice: log1p avoids log(0); the log of absolute time counts days from the first action of the
 training set, because the log of an epoch hardly varies; time is divided by its periods in float64, because float32
-resolves only 128 s of an epoch. `feature_scale` brings content vectors of any site to unit variance.
+resolves only 128 s of an epoch. `gap` is the time to the previous action, and the oldest action's is 0: A.1 zeroes "the
+last one", and A.2 orders a sequence newest first. The time to the next action would tell an inner position when its
+target comes. `feature_scale` brings content vectors of any site to unit variance.
 
 Tensor suffixes: R sequences, S actions of the longest sequence, F content vector, H hidden, D embedding, Q queries
 (positions whose embedding is computed), N pins.
@@ -99,8 +101,7 @@ class ActionEncoder(nn.Module):
             since_RS = torch.where(is_real_RS, latest_R1 - actions.ts_RS, 0)
             parts.append(self.since_latest(since_RS, since_RS))
         if self.features.gap:
-            gap_RS = F.pad(actions.ts_RS.diff(dim=1), (0, 1))
-            gap_RS = torch.where(F.pad(is_real_RS[:, 1:], (0, 1)), gap_RS, 0)
+            gap_RS = torch.where(is_real_RS, F.pad(actions.ts_RS.diff(dim=1), (1, 0)), 0)
             parts.append(self.gap(gap_RS, gap_RS))
         return torch.cat(parts, dim=-1)
 

@@ -11,22 +11,28 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import pf_core
 from pf_core.config.site import Site
 from pf_core.config.training import Preset, TrainConfig, choose
 from pf_core.storage.builds import MANIFEST
 from pf_core.storage.files import read_json, write_json
+from pf_core.training.auto import Choice, resolve_auto
 from pf_core.training.run_folder import HISTORY, RESULT, TrainingResult
-from pf_core.training.training_set import TrainingSetManifest, latest_training_set, read_training_set_manifest
+from pf_core.training.training_set import (
+    TrainingSetManifest,
+    latest_training_set,
+    open_training_set,
+    read_training_set_manifest,
+)
 
 Measurement = dict[str, float]
 """A line of history.jsonl: `step`, and each measured value by its name."""
 
-MODEL_CODE = ("hashing.py", "config/training.py", "timelines/arrays.py", "model", "training")
+MODEL_CODE = ("hashing.py", "config/parts.py", "config/training.py", "timelines/arrays.py", "model", "training")
 """Files and folders of pf_core that decide a model: after a change of a statement in one of them, the same data and
 configuration may give different weights."""
 
@@ -36,6 +42,8 @@ class PlannedModel:
     """Everything that decides a model, its name and its folder."""
 
     config: TrainConfig
+    chosen: list[Choice] = field(default_factory=list)
+    """Settings that preset auto chose, with reasons; empty for the other presets."""
     training_set: Path
     """Folder of the training set."""
     manifest: TrainingSetManifest
@@ -66,6 +74,8 @@ class ModelManifest(TypedDict):
     """Fingerprint of the training set."""
     config: dict[str, Any]
     """TrainConfig as JSON."""
+    chosen: NotRequired[list[Choice]]
+    """Settings that preset auto chose, with reasons; absent in the manifests of older versions."""
     result: TrainingResult
     mlflow: dict[str, Any]
     """The MLflow run, and its version in the registry (None if the model was not registered)."""
@@ -76,19 +86,33 @@ def plan_model(site: Site, preset: Preset | None = None, changes: dict[str, Any]
     preset = site.training.preset if preset is None else preset
     changes = site.training.changes if changes is None else changes
     path = latest_training_set(site)
-    return plan_config(
-        choose(preset, changes), path, read_training_set_manifest(path), models_dir(site), code=code_fingerprint()
-    )
+    config, chosen = resolve_config(path, preset, changes)
+    manifest = read_training_set_manifest(path)
+    return plan_config(config, path, manifest, models_dir(site), code=code_fingerprint(), chosen=chosen)
+
+
+def resolve_config(training_set: Path, preset: Preset, changes: dict[str, Any]) -> tuple[TrainConfig, list[Choice]]:
+    """Return the configuration of a preset with changes, and what preset auto chose from the training set."""
+    if preset == "auto":
+        return resolve_auto(open_training_set(training_set), changes)
+    return choose(preset, changes), []
 
 
 def plan_config(
-    config: TrainConfig, training_set: Path, manifest: TrainingSetManifest, folder: Path, *, code: str
+    config: TrainConfig,
+    training_set: Path,
+    manifest: TrainingSetManifest,
+    folder: Path,
+    *,
+    code: str,
+    chosen: Sequence[Choice] = (),
 ) -> PlannedModel:
     """Plan the model of this configuration and code on a training set; its own folder is below `folder`."""
     decisive = f"{config.fingerprint()} {manifest['fingerprint']} {code}"
     model_version = hashlib.sha256(decisive.encode()).hexdigest()[:12]
     return PlannedModel(
         config=config,
+        chosen=list(chosen),
         training_set=training_set,
         manifest=manifest,
         code=code,
@@ -115,6 +139,7 @@ def write_current_model(site: Site, plan: PlannedModel, *, mlflow: dict[str, Any
         "cut_ds": plan.manifest["cut_ds"],
         "training_set": plan.manifest["fingerprint"],
         "config": plan.config.model_dump(mode="json"),
+        "chosen": plan.chosen,
         "result": read_json(plan.run_dir / RESULT),
         "mlflow": mlflow,
     }

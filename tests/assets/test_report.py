@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from pf_assets.report.report import NoisyFacts, RecipeFacts, ReportFacts, build_report, render_html, render_markdown
+from pf_assets.report.run import describe_origin
 from pf_assets.report.views import NOT_EXPLAINED, Report
+from pf_assets.tracking.experiment_store import Outcome
+from pf_assets.tracking.runs import TrackedRun
 from pf_core.config.site import Site, load_site
 from pf_core.config.training import TrainConfig, demo
 from pf_core.experiments.bootstrap import Interval
@@ -15,6 +18,7 @@ from pf_core.experiments.paper_claims import all_claims
 from pf_core.experiments.paper_tables import paper_sections
 from pf_core.experiments.recipe import BASE, Recipe
 from pf_core.experiments.recipes import experiments
+from pf_core.training.plan import code_fingerprint
 from tests.support.outcomes import TASKS, make_store
 
 DEMO = Path(__file__).parents[2] / "dagster_home" / "demo.yaml"
@@ -26,7 +30,7 @@ OURS = {"staleness", "inference-cost"}
 
 
 def base_config() -> TrainConfig:
-    return site().training.train_config
+    return site().training.towers_config
 
 
 def site() -> Site:
@@ -46,6 +50,7 @@ def make_facts() -> ReportFacts:
         if isinstance(experiment, Recipe)
     }
     return ReportFacts(
+        origin="The models were trained at commit 0123abcd.",
         facts={"Site": "demo", "Users trained on": 24_000, "Cut": "2026-03-17", "Odd <name>": "a & b"},
         recipes=recipes,
         noisy={
@@ -81,6 +86,7 @@ def test_every_table_figure_and_claim_is_there(report: Report, tmp_path: Path) -
             assert section.title in shown
             assert all(row.label in shown for row in section.rows)
         assert all(f"{claim.id}" in shown for claim in CLAIMS)
+        assert shown.index("trained at commit 0123abcd") < shown.index("At a glance")
     assert {section.name for section in report.sections} == {section.name for section in SECTIONS} | OURS
     for view in report.sections:
         assert view.pictures, view.name
@@ -89,6 +95,24 @@ def test_every_table_figure_and_claim_is_there(report: Report, tmp_path: Path) -
     assert set(re.findall(r"!\[[^]]*\]\(figures/([\w-]+)\.png\)", text)) == figures
     assert page.count('src="data:image/png;base64,') == len(figures)
     assert all((tmp_path / "figures" / f"{name}.png").read_bytes().startswith(PNG) for name in figures)
+
+
+def test_the_first_page_names_the_commit_and_a_change_of_the_training_code() -> None:
+    def trained_at(commit: str, code: str) -> Outcome:
+        run = TrackedRun(experiment_id="1", run_id="1")
+        tags = {"mlflow.source.git.commit": commit, "code": code}
+        return Outcome(
+            **{"recipe": BASE, "seed": 0, "run": run, "training_set": "", "question": "", "ended_at_ms": 0},
+            **{"artifacts": Path(), "params": {"seed": "0"}, "tags": tags},
+        )
+
+    current = code_fingerprint()
+    trained = [trained_at("0123456789abcdef", current), trained_at("0123456789abcdef", current)]
+    assert describe_origin(trained) == f"The models were trained at commit 0123456789ab (training code {current})."
+    older = describe_origin([*trained, trained_at("fedcba9876543210", "0000")])
+    assert "at commit 0123456789ab, fedcba987654" in older
+    assert older.endswith(f"The training code has changed since, to {current}: models trained now may differ.")
+    assert describe_origin([]) == ""
 
 
 def test_the_page_needs_nothing_else(report: Report) -> None:

@@ -5,14 +5,17 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from pf_core.config.parts import PartsConfig
 from pf_core.config.serving import PromotionConfig
 from pf_core.config.training import (
     LaunchConfig,
     LossConfig,
     ModelConfig,
-    Preset,
+    TowersPreset,
     TrainConfig,
     TrainingConfig,
+    auto,
+    change_auto,
     choose,
     demo,
     paper,
@@ -20,7 +23,7 @@ from pf_core.config.training import (
 )
 from pf_core.errors import PipelineError
 
-PRESETS: dict[Preset, Callable[[], TrainConfig]] = {"paper": paper, "demo": demo, "tiny": tiny}
+PRESETS: dict[TowersPreset, Callable[[], TrainConfig]] = {"paper": paper, "demo": demo, "tiny": tiny}
 
 
 def leaves(value: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
@@ -51,6 +54,7 @@ OTHER: dict[tuple[str, ...], Any] = {
     ("optimizer", "beta1"): 0.5,
     ("optimizer", "beta2"): 0.5,
     ("precision",): "bfloat16",
+    ("parts",): {},
 }
 
 
@@ -61,7 +65,7 @@ def different(path: tuple[str, ...], value: Any) -> Any:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_presets_are_valid_and_survive_json(preset: Preset) -> None:
+def test_presets_are_valid_and_survive_json(preset: TowersPreset) -> None:
     config = PRESETS[preset]()
     again = TrainConfig.model_validate_json(config.model_dump_json())
     assert again == config
@@ -159,12 +163,28 @@ def test_many_nodes_need_a_meeting_place() -> None:
 
 def test_the_site_files_section() -> None:
     section = TrainingConfig(preset="tiny", changes={"model": {"num_layers": 3}})
-    assert section.train_config.model.num_layers == 3
-    assert TrainingConfig().train_config == demo()
+    assert section.towers_config.model.num_layers == 3
+    assert TrainingConfig(preset="demo").towers_config == demo()
     with pytest.raises(ValidationError, match=r"model\.num_layer:"):
         TrainingConfig(preset="tiny", changes={"model": {"num_layer": 3}})
     with pytest.raises(ValidationError, match="held_out_share"):
         TrainingConfig(held_out_share=1.0)
+
+
+def test_recipes_start_from_demo_where_the_site_says_auto() -> None:
+    section = TrainingConfig(changes={"parts": {"memory": False}, "optimizer": {"num_steps": 50}})
+    assert section.preset == "auto"
+    assert section.towers_config == demo()
+
+
+def test_changes_of_auto_are_those_of_a_model_of_parts() -> None:
+    assert auto().parts == PartsConfig()
+    assert change_auto(auto(), {"parts": {"memory": False}}).parts == PartsConfig(memory=False)
+    with pytest.raises(ValidationError, match=r"parts\.memry:"):
+        TrainingConfig(changes={"parts": {"memry": False}})
+    for change in ({"model": {"num_layers": 4}}, {"sampling": {"objective": "sasrec"}}, {"loss": {}}, {"parts": None}):
+        with pytest.raises(ValidationError, match=r"set training\.preset to demo or paper"):
+            TrainingConfig(changes=change)
 
 
 def test_the_number_of_evaluation_days_is_chosen_later_unless_it_is_given() -> None:

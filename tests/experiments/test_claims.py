@@ -46,7 +46,7 @@ def test_on_any_base_exactly_the_reported_recipes_are_trained(preset: Preset) ->
     """The demo's own sizes are no exception on another base."""
     site = load_site(DEMO, environment={})
     site = site.model_copy(update={"training": TrainingConfig(preset=preset)})
-    base = site.training.train_config.model
+    base = site.training.towers_config.model
     in_claims = {name for claim in all_claims(base, TASKS) for name in claim.recipes}
     in_tables = {row.recipe for section in paper_sections(base, TASKS) for row in section.rows}
     known = experiments(site)

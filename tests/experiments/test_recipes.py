@@ -113,7 +113,7 @@ def changes(config: TrainConfig, base: TrainConfig) -> dict[str, Any]:
 
 
 def test_a_recipe_changes_what_it_claims_and_nothing_else(site: Site) -> None:
-    base = site.training.train_config
+    base = site.training.towers_config
     found = {name: changes(recipe.change(base), base) for name, recipe in recipes(site).items()}
     assert found == EXPECTED
 
@@ -166,7 +166,7 @@ def test_positive_types_are_the_sites(site: Site) -> None:
     source = site.source
     positive = source.positive.model_copy(update={"action_types": ("buy", "like")})
     shop = site.model_copy(update={"source": source.model_copy(update={"positive": positive})})
-    known, base = recipes(shop), shop.training.train_config
+    known, base = recipes(shop), shop.training.towers_config
     assert {name for name in known if name.startswith("only_")} == {"only_buy", "only_like"}
     assert changes(known["strong_actions_only"].change(base), base) == {"model.sequence_types": ("buy", "like")}
     one = positive.model_copy(update={"action_types": ("buy",)})
@@ -181,7 +181,7 @@ def test_the_experiments_site_is_the_demo_on_another_world(site: Site) -> None:
     assert theirs["actions"].pop("path") == "actions/{ds}/*.csv.gz"
     assert ours.pop("root") != theirs.pop("root")
     assert ours == theirs
-    assert changes(site.training.train_config, known.training.train_config) == {"optimizer.num_steps": 600}
+    assert changes(site.training.towers_config, known.training.towers_config) == {"optimizer.num_steps": 600}
 
 
 # Every recipe, a few steps
@@ -205,7 +205,7 @@ def run(experiment: Experiment, site: Site, question: Question, run_dir: Path) -
     asked: Any = {"frequencies": experiment.frequencies, "progress": lambda message: None}
     if isinstance(experiment, Baseline):
         return score_baseline(question, experiment.name, **asked)
-    config = experiment.configure(site.training.train_config, seed=0)
+    config = experiment.configure(site.training.towers_config, seed=0)
     data = question.data.path
     train(config, training_set=data, run_dir=run_dir, num_workers=0, observer=Silence())
     return score_model(question, run_dir / "model", **asked)

@@ -86,7 +86,7 @@ def input_vectors(model: PinnerFormer, actions: Sequences) -> np.ndarray:
     rows = []
     for index, time_us in enumerate(ts):
         since = ts[-1] - time_us
-        gap = ts[index + 1] - time_us if index + 1 < len(ts) else 0
+        gap = time_us - ts[index - 1] if index > 0 else 0
         days_old = (time_us - ORIGIN_US) / 86_400e6
         rows.append(
             [
@@ -212,7 +212,7 @@ def test_since_latest_and_gap_of_a_padded_sequence() -> None:
     start = FEATURE_DIM + 2 * 3
     log_since, log_gap = encoded[0, :, start + 1 + 25 + 64], encoded[0, :, -1]
     np.testing.assert_allclose(numbers(log_since[:3]), [math.log(1 + 70), math.log(1 + 60), 0], rtol=1e-6)
-    np.testing.assert_allclose(numbers(log_gap[:3]), [math.log(1 + 10), math.log(1 + 60), 0], rtol=1e-6)
+    np.testing.assert_allclose(numbers(log_gap), [0, math.log(1 + 10), math.log(1 + 60), 0, 0], rtol=1e-6)
     days_old = 40 + np.array([0, 10, 70]) / 86_400
     np.testing.assert_allclose(numbers(encoded[0, :3, start + 1 + 24]), np.log(1 + days_old), rtol=1e-6)
 
@@ -247,8 +247,8 @@ def changed(actions: Sequences, field: str, row: int, step: int) -> Sequences:
 
 @pytest.mark.parametrize("field", ["feature_RSF", "action_type_RS", "surface_RS", "duration_RS", "ts_RS"])
 def test_the_future_leaves_earlier_outputs_bit_equal(field: str) -> None:
-    # The paper's since_latest and gap look ahead by definition: with both off, no later time is seen.
-    model = tiny_model(features={"since_latest": False, "gap": False} if field == "ts_RS" else {})
+    # The paper's since_latest looks ahead by definition: without it, no later time is seen, by gap neither.
+    model = tiny_model(features={"since_latest": False} if field == "ts_RS" else {})
     actions = some_actions([7, 5])
     before, after = model.encode(actions), model.encode(changed(actions, field, 0, 4))
     assert torch.equal(before[0, :4], after[0, :4])

@@ -134,7 +134,11 @@ def test_every_objective_and_pool_learns(planted: Path, tmp_path: Path, objectiv
 
 
 def test_the_loss_curve_is_golden(planted: Path, tmp_path: Path) -> None:
-    """A refactoring must reproduce it; a change of the mathematics replaces the file and explains why."""
+    """A refactoring must reproduce it; a change of the mathematics replaces the file and explains why.
+
+    These losses have `gap` as the time to the previous action. With the time to the next one, and all else equal, the
+    curve begins with 4.08966 and ends with 2.631111, as before that change.
+    """
     run(planted, tmp_path, log_every=1)
     assert history(tmp_path, "loss") == pytest.approx(json.loads(GOLDEN.read_text()), rel=1e-4)
 
