@@ -10,6 +10,9 @@ import pyarrow as pa
 
 IdType = Literal["int", "string"]
 
+Slices = dict[str, list[int]]
+"""Parts of a vector by name, each as [start, end]."""
+
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
 CATEGORY = pa.dictionary(pa.int16(), pa.string())
@@ -76,8 +79,11 @@ def pin_features_schema(pin_id: IdType, dim: int) -> pa.Schema:
     )
 
 
-def user_embeddings_schema(user_id: IdType, dim: int) -> pa.Schema:
-    """One row for each user, in the snapshot and in a day's user_embeddings."""
+def user_embeddings_schema(user_id: IdType, pin_id: IdType, dim: int) -> pa.Schema:
+    """One row for each user, the user's record, in the snapshot and in a day's user_embeddings.
+
+    The score of a pin for a user is the cosine of their embeddings, plus memory_increment if the pin is in memory.
+    """
     return pa.schema(
         [
             pa.field("user_id", id_arrow_type(user_id)),
@@ -86,12 +92,17 @@ def user_embeddings_schema(user_id: IdType, dim: int) -> pa.Schema:
             pa.field("computed_ds", pa.date32()),
             pa.field("last_action_ts", TIMESTAMP),
             pa.field("num_actions", pa.int32()),  # number of actions that the embedding was computed from
+            pa.field("memory_pin_id", pa.list_(id_arrow_type(pin_id))),  # best first; empty for a model without memory
+            pa.field("memory_increment", pa.list_(pa.float32())),  # one for each pin of memory_pin_id
+            pa.field("seen_pin_id", pa.list_(id_arrow_type(pin_id))),  # distinct, newest first, at most seen_size
+            pa.field("seen_is_complete", pa.bool_()),  # whether seen_pin_id has every pin of the user's timeline
         ]
     )
 
 
 INPUT_HASH = pa.field("input_hash", pa.int64())
-"""Column of user_embeddings only: hash of the model's input. The same hash means the same embedding."""
+"""Column of user_embeddings only: hash of all that the record is computed from. The same hash means the same record of
+the same model."""
 
 
 def pin_embeddings_schema(pin_id: IdType, dim: int) -> pa.Schema:

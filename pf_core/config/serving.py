@@ -103,6 +103,9 @@ class ServingConfig(Strict):
     compact_after_fragments: int = Field(default=24, ge=2)
     """Number of Lance fragments of a bucket beyond which small ones are merged: more cost readers time, fewer cost
     the daily merge time."""
+    seen_size: int = Field(default=256, ge=0, le=65_535)
+    """Largest number of seen pins in a user's record, the newest distinct ones, which `recommend(new_only=True)` leaves
+    out. Each takes 8 bytes, or the length of its text and 4."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where users and pins are embedded; auto is a GPU if there is one."""
     keep_releases: int = Field(default=3, ge=2)

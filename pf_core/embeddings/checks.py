@@ -15,19 +15,19 @@ from pf_core.embeddings.tables import (
     pin_embedding_state,
     snapshot_state,
 )
-from pf_core.embeddings.vectors import embedding_fault
+from pf_core.embeddings.vectors import embedding_fault, record_fault
 from pf_core.pins.features import pin_state
 
 BATCH_ROWS = 65_536
 
 
 def judge_embeddings(site: Site, ds: str) -> CheckResult:
-    """Pass if every row of the day's user_embeddings is finite, of unit norm, and of the day's model."""
+    """Pass if every record of the day's user_embeddings is sound, and of the day's model."""
     day = embedding_state(site).open_day(ds)
     manifest = day.manifest
     version = manifest["model_version"]
     for bucket, dataset in enumerate(day.buckets()):
-        fault = embedding_fault(dataset.to_table(), key="user_id", model_version=version)
+        fault = record_fault(dataset.to_table(), model_version=version)
         if fault is not None:
             return CheckResult(ds, False, f"bucket {bucket}: {fault}")
     return CheckResult(ds, True, f"{manifest['counts']['users']:,} embeddings of model {version} are sound")
@@ -82,12 +82,12 @@ def judge_drift(site: Site, ds: str) -> CheckResult:
     deltas, snapshots = embedding_state(site), snapshot_state(site)
     today = deltas.require(ds)
     days = [shift_ds(ds, -offset) for offset in range(1, quality.trailing_days + 1)]
-    trailing = [day for day in days if _is_comparable(deltas.manifest(day), today)]
+    trailing = [known for day in days if (known := deltas.manifest(day)) is not None and _is_comparable(known, today)]
     if not _is_comparable(today, today) or not trailing:
         return CheckResult(ds, True, "no earlier day of this model to compare with")
-    means = np.array([deltas.require(day)["mean_vector"] for day in trailing])
+    means = np.array([known["mean_vector"] for known in trailing])
     drift = float(np.linalg.norm(np.array(today["mean_vector"]) - means.mean(axis=0)))
-    changes = [change for day in trailing if (change := _change(snapshots.manifest(day))) is not None]
+    changes = [change for known in trailing if (change := _change(snapshots.manifest(known["ds"]))) is not None]
     change = _change(snapshots.manifest(ds))
     ratio = change / statistics.median(changes) if change is not None and changes and min(changes) > 0 else 1.0
     reason = (
@@ -98,8 +98,8 @@ def judge_drift(site: Site, ds: str) -> CheckResult:
     return CheckResult(ds, drift <= quality.max_mean_drift and ratio <= quality.max_change_ratio, reason)
 
 
-def _is_comparable(manifest: UserEmbeddingManifest | None, today: UserEmbeddingManifest) -> bool:
-    if manifest is None or manifest["mode"] != "active" or manifest["mean_vector"] is None:
+def _is_comparable(manifest: UserEmbeddingManifest, today: UserEmbeddingManifest) -> bool:
+    if manifest["mode"] != "active" or manifest["mean_vector"] is None:
         return False
     return manifest["model_version"] == today["model_version"]
 

@@ -1,7 +1,8 @@
 """Decide who is embedded on a day, by which model, and whether the days before allow it.
 
 Everyone with a timeline is embedded on the first day, whenever the model changes (vectors of two models cannot be
-compared), and when the run's configuration says so; otherwise the users who were active on the day.
+compared) or serving.seen_size does, and when the run's configuration says so; otherwise the users who were active on
+the day.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pf_core.config.site import Site
 from pf_core.days import shift_ds
 from pf_core.embeddings.inference import ServedModel
-from pf_core.embeddings.tables import Mode, UserEmbeddingState
+from pf_core.embeddings.tables import RECORD_ASSETS, Mode, UserEmbeddingManifest, UserEmbeddingState
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.timelines.build import content_digest, timeline_state
 
@@ -52,8 +53,8 @@ def refuse_stale_days_before(site: Site, state: UserEmbeddingState, ds: str) -> 
         )
 
 
-def plan_day(state: UserEmbeddingState, ds: str, served: ServedModel, *, everyone: bool) -> DayPlan:
-    """Choose the mode of a day; `everyone` is the run's own choice."""
+def plan_day(state: UserEmbeddingState, ds: str, served: ServedModel, *, everyone: bool, seen_size: int) -> DayPlan:
+    """Choose the mode of a day; `everyone` is the run's own choice, `seen_size` that of the site file."""
     mode: Mode = "everyone"
     if everyone:
         reason = "the run's configuration says so"
@@ -65,11 +66,28 @@ def plan_day(state: UserEmbeddingState, ds: str, served: ServedModel, *, everyon
             raise _gap_error(state, ds)
         reason = "an earlier run of this day embedded everyone"
     else:
-        model_before = state.require(shift_ds(ds, -1))["model_version"]
-        reason = f"the model changed from {model_before} to {served.model_version}"
-        if model_before == served.model_version:
+        before = _before(state, ds)
+        model_before, seen_before = before["model_version"], before["inputs"]["seen_size"]
+        if model_before != served.model_version:
+            reason = f"the model changed from {model_before} to {served.model_version}"
+        elif seen_before != seen_size:
+            reason = f"serving.seen_size changed from {seen_before} to {seen_size}"
+        else:
             mode, reason = "active", f"the users who were active on {ds}"
     return DayPlan(ds=ds, served=served, mode=mode, reason=reason)
+
+
+def _before(state: UserEmbeddingState, ds: str) -> UserEmbeddingManifest:
+    """Return the manifest of the day before; refuse one of an older layout, whose snapshot cannot be merged into."""
+    manifest = state.manifest(shift_ds(ds, -1))
+    assert manifest is not None
+    if not state.is_readable(manifest):
+        raise PipelineError(
+            f"{state.asset} {shift_ds(ds, -1)} was stored by another version, and {ds} builds on it",
+            f"start again on {ds} by embedding everyone: "
+            f"{materialize_command(RECORD_ASSETS, ds, config={'everyone': True})}",
+        )
+    return state.require(shift_ds(ds, -1))
 
 
 def _gap_error(state: UserEmbeddingState, ds: str) -> PipelineError:

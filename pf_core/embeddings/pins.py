@@ -21,6 +21,7 @@ import torch
 
 from pf_core.config.site import Site
 from pf_core.embeddings.inference import ServedModel, open_served_model
+from pf_core.embeddings.records import vector_slices
 from pf_core.embeddings.tables import (
     PinEmbeddingContent,
     PinEmbeddingInputs,
@@ -35,6 +36,7 @@ from pf_core.engine.base import Engine
 from pf_core.engine.daily_state import create_bucket, open_dataset, take_rows
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import bucket_of, digest_of
+from pf_core.model.checkpoint import read_description
 from pf_core.model.device import choose_device, single_threaded
 from pf_core.model.towers import PinnerFormer
 from pf_core.pins.features import content_name, pin_state
@@ -134,6 +136,7 @@ def _embed_day(
 ) -> PinEmbeddingManifest:
     pins = pin_state(site).require(ds)
     _refuse_another_model(site, ds, served)
+    description = read_description(served.path)
     inputs: PinEmbeddingInputs = {
         "pin_features_version": content_name(pins),
         "model_version": served.model_version,
@@ -142,7 +145,7 @@ def _embed_day(
         known = state.require(known_ds)
         if known["inputs"] == inputs:
             progress(f"pin_embeddings {ds}: unchanged, {known['counts']['pins']:,} pins as of {known_ds}")
-            return state.publish(ds, known["versions"], known)
+            return state.publish(ds, known["versions"], {**known, "slices": vector_slices(description)})
     num_candidates: int = pins["counts"]["candidates"]
     if num_candidates == 0:
         raise PipelineError(
@@ -176,6 +179,7 @@ def _embed_day(
     content: PinEmbeddingContent = {
         "model_version": served.model_version,
         "embedding_dim": model.config.embedding_dim,
+        "slices": vector_slices(description),
         "inputs": inputs,
         "digest": digest_of(inputs),
         "counts": {"pins": day.num_pins},

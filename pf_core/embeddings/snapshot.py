@@ -88,6 +88,7 @@ def _merge_day(
     content: SnapshotContent = {
         "model_version": delta["model_version"],
         "embedding_dim": delta["embedding_dim"],
+        "slices": delta["slices"],
         "built_from": "everyone" if is_whole else "previous day",
         "inputs": inputs,
         "digest": digest_of(inputs),

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pf_core.embeddings.tables import SnapshotCount
-from pf_core.embeddings.vectors import embedding_fault, matrix_of, norms_of
+from pf_core.embeddings.vectors import matrix_of, norms_of, record_fault
 from pf_core.engine.daily_state import (
     ROW_ADDRESS,
     create_bucket,
@@ -94,7 +94,7 @@ class _Delta:
             if len(self.task.forgotten):
                 rows = rows.filter(pa.array(~_is_in(rows["user_id"], self.task.forgotten)))
             norm = norms_of(rows["embedding"])
-            self.fault = embedding_fault(rows, key="user_id", model_version=self.task.model_version, norms=norm)
+            self.fault = record_fault(rows, model_version=self.task.model_version, norms=norm)
             if self.fault is not None:
                 return
             # A copy: a column that came from Lance keeps its whole batch in memory.

@@ -4,13 +4,19 @@ user_embeddings[ds] is a day's delta, user_embedding_snapshot[ds] holds every us
 candidates. All are Lance state with one version per day. A day has one model version, the same in all three tables.
 """
 
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from pf_core.config.site import Site
 from pf_core.engine.daily_state import DailyState, StateManifest
+from pf_core.schemas import Slices
 
 Mode = Literal["active", "everyone"]
 """Which users a day embeds: those active on it, or everyone with a timeline."""
+
+RECORD_LAYOUT = 2
+"""Layout of a user's record: 1 had no memory and no seen pins."""
+
+RECORD_ASSETS = "user_embeddings,user_embedding_snapshot"
 
 
 class Norm(TypedDict):
@@ -45,6 +51,7 @@ class UserEmbeddingInputs(TypedDict):
     pin_features_version: str
     model_version: str
     mode: Mode
+    seen_size: int
     forgotten: str
     """Digest of the deletion list."""
 
@@ -54,6 +61,7 @@ class UserEmbeddingContent(TypedDict):
 
     model_version: str
     embedding_dim: int
+    slices: Slices
     mode: Mode
     reason: str
     """Why this mode was chosen."""
@@ -73,9 +81,7 @@ UserEmbeddingState = DailyState[UserEmbeddingManifest]
 
 
 def embedding_state(site: Site) -> UserEmbeddingState:
-    return DailyState(
-        root=site.directory / "user_embeddings", asset="user_embeddings", num_buckets=site.timelines.num_buckets
-    )
+    return _record_state(site, "user_embeddings")
 
 
 # user_embedding_snapshot
@@ -124,6 +130,7 @@ class SnapshotContent(SnapshotSummary):
 
     model_version: str
     embedding_dim: int
+    slices: Slices
     built_from: Literal["everyone", "previous day"]
     inputs: SnapshotInputs
     digest: str
@@ -138,8 +145,17 @@ SnapshotState = DailyState[SnapshotManifest]
 
 
 def snapshot_state(site: Site) -> SnapshotState:
-    name = "user_embedding_snapshot"
-    return DailyState(root=site.directory / name, asset=name, num_buckets=site.timelines.num_buckets)
+    return _record_state(site, "user_embedding_snapshot")
+
+
+def _record_state(site: Site, asset: str) -> DailyState[Any]:
+    return DailyState(
+        root=site.directory / asset,
+        asset=asset,
+        num_buckets=site.timelines.num_buckets,
+        layout=RECORD_LAYOUT,
+        rebuilt_by=RECORD_ASSETS,
+    )
 
 
 # pin_embeddings
@@ -157,6 +173,7 @@ class PinEmbeddingContent(TypedDict):
 
     model_version: str
     embedding_dim: int
+    slices: Slices
     inputs: PinEmbeddingInputs
     digest: str
     counts: dict[Literal["pins"], int]

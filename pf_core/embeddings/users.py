@@ -1,9 +1,10 @@
-"""user_embeddings: the day's delta (paper, section 3.6), new vectors of the users who were active on the day.
+"""user_embeddings: the day's delta (paper, section 3.6), new records of the users who were active on the day.
 
-On some days everyone is embedded instead; `day_plan.py` decides. A partition is a function of user_timelines[ds],
-pin_features[ds], the model, who is embedded, and the deletion list. Running a day again embeds only the users whose
-input changed and reuses the other vectors of the run before, which are equal to what the model would compute. Nothing
-is published before every row is sound and enough of the active users have an embedding.
+A record is the vector, the memory beside it (`records.py`) and the pins that the user has seen (`histories.py`). On
+some days everyone is embedded instead; `day_plan.py` decides. A partition is a function of user_timelines[ds],
+pin_features[ds], the model, who is embedded, seen_size, and the deletion list. Running a day again embeds only the
+users whose input changed and reuses the other vectors of the run before, which are equal to what the model would
+compute. Nothing is published before every row is sound and enough of the active users have an embedding.
 """
 
 import os
@@ -20,14 +21,15 @@ import pyarrow.compute as pc
 from pf_core.config.site import Site
 from pf_core.days import parse_ds
 from pf_core.embeddings.day_plan import DayPlan, plan_day, refuse_if_too_many, refuse_stale_days_before
-from pf_core.embeddings.inference import (
-    ServedModel,
-    UserSequences,
-    cut_sequences,
-    embed,
-    encode_timelines,
-    hash_inputs,
-    open_served_model,
+from pf_core.embeddings.histories import BucketOfTimelines, SeenPins, combined_hash, find_seen
+from pf_core.embeddings.inference import ServedModel, UserSequences
+from pf_core.embeddings.records import (
+    EmbeddedRecords,
+    UserInputs,
+    num_actions_read,
+    read_inputs,
+    vector_dim,
+    vector_slices,
 )
 from pf_core.embeddings.tables import (
     UserCount,
@@ -36,20 +38,20 @@ from pf_core.embeddings.tables import (
     UserEmbeddingManifest,
     embedding_state,
 )
-from pf_core.embeddings.vectors import column_of, embedding_fault, matrix_of
+from pf_core.embeddings.vectors import column_of, matrix_of, record_fault
 from pf_core.engine.base import Engine
 from pf_core.engine.daily_state import create_bucket, open_dataset
 from pf_core.errors import PipelineError, materialize_command
-from pf_core.hashing import bucket_of, digest_of
+from pf_core.hashing import bucket_of, combined, digest_of
 from pf_core.logs.partition import bucket_files, raw_digest
-from pf_core.model.checkpoint import ModelDescription
+from pf_core.model.checkpoint import ModelDescription, read_description
 from pf_core.model.device import choose_device
 from pf_core.pins.features import PinManifest, content_name, pin_state
-from pf_core.pins.packed import PackedPins, open_pins, pack_pins
+from pf_core.pins.packed import open_pins, pack_pins
 from pf_core.progress import Progress, Throttle, report
 from pf_core.schemas import INPUT_HASH, TIMESTAMP, IdType, id_arrow_type, user_embeddings_schema
-from pf_core.storage.files import read_json, read_parquet
-from pf_core.timelines.build import TimelineManifest, TimelineState, content_digest, read_bucket, timeline_state
+from pf_core.storage.files import read_parquet
+from pf_core.timelines.build import TimelineManifest, TimelineState, content_digest, timeline_state
 
 REPORT_EVERY_S = 10.0
 
@@ -74,7 +76,13 @@ def embed_days(
         for ds in days:
             if ds == days[0]:
                 refuse_stale_days_before(site, state, ds)
-            plan = plan_day(state, ds, model_for(ds), everyone=everyone and ds == days[0])
+            plan = plan_day(
+                state,
+                ds,
+                model_for(ds),
+                everyone=everyone and ds == days[0],
+                seen_size=site.serving.seen_size,
+            )
             if plan.mode == "everyone":
                 progress(f"user_embeddings {ds}: everyone is embedded, because {plan.reason}")
             yield _embed_day(site, plan, engine, forgotten, progress)
@@ -88,12 +96,13 @@ def _embed_day(
     ds, model_version, state = plan.ds, plan.served.model_version, embedding_state(site)
     timelines, pins = timeline_state(site).require(ds), pin_state(site).require(ds)
     _refuse_if_stale(site, timelines)
-    embedding_dim = _embedding_dim(plan.served, pins)
+    description = _description(plan.served, pins)
     inputs: UserEmbeddingInputs = {
         "timelines": content_digest(timelines),
         "pin_features_version": content_name(pins),
         "model_version": model_version,
         "mode": plan.mode,
+        "seen_size": site.serving.seen_size,
         "forgotten": digest_of({"users": sorted(forgotten.to_pylist())}),
     }
     tasks = _tasks(site, plan, pack_pins(site, pins, progress), forgotten, num_workers=engine.num_workers)
@@ -108,7 +117,8 @@ def _embed_day(
     total = np.sum([result.vector_sum for result in results], axis=0)
     content: UserEmbeddingContent = {
         "model_version": model_version,
-        "embedding_dim": embedding_dim,
+        "embedding_dim": vector_dim(description),
+        "slices": vector_slices(description),
         "mode": plan.mode,
         "reason": plan.reason,
         "inputs": inputs,
@@ -129,8 +139,10 @@ def _embed_day(
 def _tasks(site: Site, plan: DayPlan, pins: Path, forgotten: pa.Array, *, num_workers: int) -> list["_BucketTask"]:
     state, files = embedding_state(site), bucket_files(site, plan.ds)
     before = state.manifest(plan.ds)
-    if before is not None and (
-        before["model_version"] != plan.served.model_version or before["num_buckets"] != state.num_buckets
+    if before is not None and not (
+        before["model_version"] == plan.served.model_version
+        and before["num_buckets"] == state.num_buckets
+        and state.is_readable(before)
     ):
         before = None  # nothing of it can be reused
     bucket_of_forgotten = bucket_of(forgotten, state.num_buckets)
@@ -145,6 +157,8 @@ def _tasks(site: Site, plan: DayPlan, pins: Path, forgotten: pa.Array, *, num_wo
             pins=pins,
             forgotten=forgotten.filter(pa.array(bucket_of_forgotten == bucket)),
             user_id_type=site.source.actions.user_id.type,
+            pin_id_type=site.source.pins.pin_id.type,
+            seen_size=site.serving.seen_size,
             device=site.serving.device,
             num_threads=num_threads,
             plan=plan,
@@ -164,21 +178,21 @@ def _refuse_if_stale(site: Site, timelines: TimelineManifest) -> None:
         )
 
 
-def _embedding_dim(served: ServedModel, pins: PinManifest) -> int:
-    """Return the model's embedding_dim; refuse a model that reads features of another dimension."""
+def _description(served: ServedModel, pins: PinManifest) -> ModelDescription:
+    """Return the model's description; refuse a model that reads features of another dimension."""
     if not (served.path / "model.json").is_file():
         raise PipelineError(
             f"no model {served.model_version} in {served.path}",
             f"train one with: {materialize_command('pinnerformer_model')}",
         )
-    description = read_json(served.path / "model.json")
+    description = read_description(served.path)
     if description["feature_dim"] != pins["dim"]:
         raise PipelineError(
             f"model {served.model_version} reads pin features of {description['feature_dim']} numbers, pin_features "
             f"{pins['ds']} has {pins['dim']}",
             "train and promote a model on these features, or change them back",
         )
-    return int(description["model"]["embedding_dim"])
+    return description
 
 
 def _refuse_if_few(plan: DayPlan, counts: dict[UserCount, int], *, min_coverage: float) -> None:
@@ -226,6 +240,8 @@ class _BucketTask:
     """Folder of the packed pins."""
     forgotten: pa.Array
     user_id_type: IdType
+    pin_id_type: IdType
+    seen_size: int
     device: Literal["auto", "cpu", "cuda"]
     num_threads: int
     plan: DayPlan
@@ -243,17 +259,14 @@ class _BucketResult:
 def _embed_bucket(task: _BucketTask) -> _BucketResult:
     plan = task.plan
     active = _active_users(task)
-    model, description = open_served_model(plan.served, choose_device(task.device))
-    pins = open_pins(task.pins)
-    sequences = _read_sequences(task, active, pins, description)
-    input_hash = hash_inputs(sequences, pins)
-    vectors, is_reused = _vectors_before(task, sequences, input_hash, model.config.embedding_dim)
-    changed = np.flatnonzero(~is_reused)
-    vectors[changed], num_padded = embed(
-        model, sequences, changed, pins, num_threads=task.num_threads, progress=_reporter(task, len(changed))
-    )
-    rows = _rows(task, sequences, vectors, input_hash)
-    fault = embedding_fault(rows, key="user_id", model_version=plan.served.model_version)
+    inputs, seen = _read_bucket(task, active)
+    sequences = inputs.sequences
+    input_hash = combined_hash(inputs.hashes(), seen.hashes())
+    before, position = _records_before(task, sequences, input_hash)
+    changed = np.flatnonzero(position < 0)
+    embedded = inputs.embed(changed, num_threads=task.num_threads, progress=_reporter(task, len(changed)))
+    rows = _rows(task, sequences, _merged(embedded, changed, before, position), seen, input_hash)
+    fault = record_fault(rows, model_version=plan.served.model_version)
     if fault is not None:
         raise PipelineError(f"user_embeddings {plan.ds}, bucket {task.bucket}: {fault}; nothing was published")
     has_embedding = pc.is_in(active, rows["user_id"].combine_chunks())
@@ -269,27 +282,28 @@ def _embed_bucket(task: _BucketTask) -> _BucketResult:
             "reused": rows.num_rows - len(changed),
             "without_actions": sequences.num_without_actions,
             "actions": int(sequences.lengths[changed].sum()),
-            "padded_actions": num_padded,
+            "padded_actions": embedded.num_padded,
             "no_feature": sequences.num_no_feature,
             "unknown_word": sequences.num_unknown_word,
         },
     )
 
 
-def _read_sequences(
-    task: _BucketTask, active: pa.Array, pins: PackedPins, description: ModelDescription
-) -> UserSequences:
-    """Read as many of each user's newest actions as the model reads; read more only where some are unusable."""
-    user_ids, length = active if task.plan.mode == "active" else None, description["model"]["sequence_length"]
-    timelines = read_bucket(task.timelines, task.plan.ds, task.bucket, user_ids=user_ids, newest=length)
-    timelines = timelines.filter(pc.invert(pc.is_in(timelines["user_id"], task.forgotten)))
-    encoded = encode_timelines(timelines, pins, description)
-    may_have_more = (encoded.lengths == length) & (encoded.num_usable < length)
-    if may_have_more.any():
-        older_ids = encoded.user_ids.filter(pa.array(may_have_more))
-        whole = read_bucket(task.timelines, task.plan.ds, task.bucket, user_ids=older_ids)
-        encoded = encoded.where(~may_have_more).joined(encode_timelines(whole, pins, description))
-    return cut_sequences(encoded, length)
+def _read_bucket(task: _BucketTask, active: pa.Array) -> tuple[UserInputs, SeenPins]:
+    """Read the timelines of the users of the day; return the model's input, and the seen pins of the same users."""
+    plan = task.plan
+    source = BucketOfTimelines(
+        state=task.timelines,
+        ds=plan.ds,
+        bucket=task.bucket,
+        user_ids=active if plan.mode == "active" else None,
+        forgotten=task.forgotten,
+    )
+    num_read = num_actions_read(read_description(plan.served.path))
+    histories = source.read_newest(None if num_read is None else max(num_read, task.seen_size + 1))
+    inputs = read_inputs(plan.served, choose_device(task.device), histories, open_pins(task.pins), task.pin_id_type)
+    row = pc.index_in(inputs.sequences.user_ids, combined(histories.timelines["user_id"])).to_numpy()
+    return inputs, find_seen(histories, task.seen_size).take(row)
 
 
 def _active_users(task: _BucketTask) -> pa.Array:
@@ -299,35 +313,62 @@ def _active_users(task: _BucketTask) -> pa.Array:
     return user_ids.filter(pc.invert(pc.is_in(user_ids, task.forgotten)))
 
 
-def _vectors_before(
-    task: _BucketTask, sequences: UserSequences, input_hash: np.ndarray, dim: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return an array for the vectors of all users, and which of them are already filled in.
-
-    Filled in are those that an earlier run computed from the same input.
-    """
-    vectors, is_reused = np.zeros((len(input_hash), dim), np.float16), np.zeros(len(input_hash), bool)
-    if task.version_before is not None:
-        columns = ["user_id", INPUT_HASH.name, "embedding"]
-        before = open_dataset(task.path, version=task.version_before).to_table(columns=columns)
-        position = pc.index_in(sequences.user_ids, before["user_id"].combine_chunks()).fill_null(-1).to_numpy()
-        rows = np.flatnonzero(position >= 0)
-        rows = rows[before[INPUT_HASH.name].to_numpy()[position[rows]] == input_hash[rows]]
-        is_reused[rows] = True
-        vectors[rows] = matrix_of(before["embedding"])[position[rows]]
-    return vectors, is_reused
+RECORD_COLUMNS = ("embedding", "memory_pin_id", "memory_increment")
+"""What a model computes; the other columns of a record are read from the timeline."""
 
 
-def _rows(task: _BucketTask, sequences: UserSequences, vectors: np.ndarray, input_hash: np.ndarray) -> pa.Table:
-    num_users = len(input_hash)
-    schema = user_embeddings_schema(task.user_id_type, vectors.shape[1]).append(INPUT_HASH)
+def _records_before(
+    task: _BucketTask, sequences: UserSequences, input_hash: np.ndarray
+) -> tuple[pa.Table | None, np.ndarray]:
+    """Return the records of an earlier run of the day, and for each user the row with the same input, -1 for none."""
+    if task.version_before is None:
+        return None, np.full(len(input_hash), -1)
+    columns = ["user_id", INPUT_HASH.name, *RECORD_COLUMNS]
+    before = open_dataset(task.path, version=task.version_before).to_table(columns=columns)
+    position = pc.index_in(sequences.user_ids, combined(before["user_id"])).fill_null(-1).to_numpy().copy()
+    rows = np.flatnonzero(position >= 0)
+    is_same = before[INPUT_HASH.name].to_numpy()[position[rows]] == input_hash[rows]
+    position[rows[~is_same]] = -1
+    return before, position
+
+
+def _merged(
+    embedded: EmbeddedRecords, changed: np.ndarray, before: pa.Table | None, position: np.ndarray
+) -> dict[str, pa.Array]:
+    """Return the columns of all users: from `embedded` for the changed rows, from `before` for the others."""
+    new = {
+        "embedding": column_of(embedded.vectors_ND),
+        "memory_pin_id": embedded.memory_pin_id,
+        "memory_increment": embedded.memory_increment,
+    }
+    if before is None:
+        return new
+    row = len(changed) + position
+    row[changed] = np.arange(len(changed))
+    return {
+        name: pa.concat_arrays([column, combined(before[name]).cast(column.type)]).take(pa.array(row))
+        for name, column in new.items()
+    }
+
+
+def _rows(
+    task: _BucketTask,
+    sequences: UserSequences,
+    computed: dict[str, pa.Array],
+    seen: SeenPins,
+    input_hash: np.ndarray,
+) -> pa.Table:
+    num_users, dim = len(input_hash), computed["embedding"].type.list_size
+    schema = user_embeddings_schema(task.user_id_type, task.pin_id_type, dim).append(INPUT_HASH)
     columns = {
         "user_id": sequences.user_ids,
-        "embedding": column_of(vectors),
+        **computed,
         "model_version": pa.repeat(task.plan.served.model_version, num_users),
         "computed_ds": pa.repeat(pa.scalar(parse_ds(task.plan.ds), pa.date32()), num_users),
         "last_action_ts": pa.array(sequences.last_action_us).cast(TIMESTAMP),
         "num_actions": pa.array(sequences.lengths.astype(np.int32)),
+        "seen_pin_id": seen.pin_ids,
+        "seen_is_complete": pa.array(seen.is_complete),
         INPUT_HASH.name: pa.array(input_hash),
     }
     return pa.table(columns, schema=schema).sort_by("user_id")

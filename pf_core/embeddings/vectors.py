@@ -5,6 +5,7 @@ Serving clients import this module: it must not import Lance, torch or DuckDB.
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 NORM_TOLERANCE = 2e-3
 """How far the norm of a unit vector may be from 1 after rounding to float16."""
@@ -35,6 +36,42 @@ def norms_of(embedding: pa.ChunkedArray | pa.Array) -> np.ndarray:
         block_ND = vector_ND[start : start + NORM_BLOCK].astype(np.float32)
         np.einsum("nd,nd->n", block_ND, block_ND, out=squared_N[start : start + NORM_BLOCK])
     return np.sqrt(squared_N)
+
+
+def record_fault(rows: pa.Table, *, model_version: str, norms: np.ndarray | None = None) -> str | None:
+    """Return a sentence about the first fault in these records of users, or None if they are sound.
+
+    Beside what `embedding_fault` checks: every pin of memory has an increment, which is a number, no element of a list
+    is missing, and no list has a pin twice.
+    """
+    fault = embedding_fault(rows, key="user_id", model_version=model_version, norms=norms)
+    if fault is not None:
+        return fault
+    num_pins, num_increments = (pc.list_value_length(rows[f"memory_{name}"]) for name in ("pin_id", "increment"))
+    if not num_pins.equals(num_increments):
+        row = int(np.argmax(num_pins.to_numpy() != num_increments.to_numpy()))
+        return (
+            f"memory_pin_id and memory_increment differ in length, first for user_id "
+            f"{rows['user_id'][row].as_py()!r}: {num_pins[row]} and {num_increments[row]}"
+        )
+    for name in ("memory_pin_id", "memory_increment", "seen_pin_id"):
+        if num_missing := pc.list_flatten(rows[name]).null_count:
+            return f"{num_missing:,} elements of {name} are missing"
+    if not np.isfinite(pc.list_flatten(rows["memory_increment"]).to_numpy()).all():
+        return "a memory_increment is not finite"
+    for name in ("memory_pin_id", "seen_pin_id"):
+        if (row_of_repeated := _repeated(rows[name])) is not None:
+            return f"a pin is twice in {name} of user_id {rows['user_id'][row_of_repeated].as_py()!r}"
+    return None
+
+
+def _repeated(lists: pa.ChunkedArray) -> int | None:
+    """Return a row whose list has a value twice, or None."""
+    codes = pc.list_flatten(lists).combine_chunks().dictionary_encode()
+    row = np.repeat(np.arange(len(lists)), pc.list_value_length(lists).to_numpy())
+    pair = np.sort(row * max(1, len(codes.dictionary)) + codes.indices.to_numpy())
+    is_repeated = pair[1:] == pair[:-1]
+    return int(pair[np.argmax(is_repeated)] // len(codes.dictionary)) if is_repeated.any() else None
 
 
 def embedding_fault(rows: pa.Table, *, key: str, model_version: str, norms: np.ndarray | None = None) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Generic, TypedDict, TypeVar, cast
+from typing import Any, Generic, NotRequired, TypedDict, TypeVar, cast
 
 import lance
 import numpy as np
@@ -49,6 +49,8 @@ class StateManifest(TypedDict):
     num_buckets: int
     versions: list[int]
     """Lance version of each bucket's dataset."""
+    layout: NotRequired[int]
+    """Number of the layout of the columns; absent in the first one."""
 
 
 M = TypeVar("M", bound=Mapping[str, Any])
@@ -62,6 +64,10 @@ class DailyState(Generic[M]):
     root: Path
     asset: str
     num_buckets: int
+    layout: int = 1
+    """Number of the layout of the columns; a day of another layout is refused."""
+    rebuilt_by: str | None = None
+    """Assets that are materialized with `everyone: true` to rebuild a day of an older layout."""
 
     def bucket_path(self, bucket: int) -> Path:
         """Path of the Lance dataset of a bucket."""
@@ -92,7 +98,14 @@ class DailyState(Generic[M]):
                 f"{self.asset} {ds} has {manifest['num_buckets']} buckets, the site file says {self.num_buckets}",
                 "change it back, or re-materialize raw_actions and rebuild the state",
             )
+        if not self.is_readable(manifest):
+            command = materialize_command(self.rebuilt_by or self.asset, ds, config={"everyone": True})
+            raise PipelineError(f"{self.asset} {ds} was stored by another version", f"rebuild it with: {command}")
         return manifest
+
+    def is_readable(self, manifest: M) -> bool:
+        """Return whether a day has the layout of this version of the code."""
+        return bool(manifest.get("layout", 1) == self.layout)
 
     def open_day(self, ds: str) -> "StateDay[M]":
         """Read the manifest of a day once, to open any of its buckets."""
@@ -105,6 +118,8 @@ class DailyState(Generic[M]):
     def publish(self, ds: str, versions: list[int], manifest: Mapping[str, Any]) -> M:
         """Write the manifest of a day, which makes the day visible; return it."""
         complete = {**manifest, "ds": ds, "num_buckets": self.num_buckets, "versions": versions}
+        if self.layout > 1:
+            complete["layout"] = self.layout
         write_json(self.manifest_path(ds), complete)
         return cast("M", complete)
 

@@ -2,7 +2,8 @@
 
     serving = Serving(site)              # one for each process (create it after forking), shared by its threads
     release = serving.release()          # one for each request: all its results belong together
-    hits = release.recommend(user_id, k=10)
+    hits = release.recommend(user_id, k=10)                 # new_only=True leaves out what the user has seen
+    hits = release.popular(k=10)                            # for users whom the release does not know
 
 `release()` compares the stamp of current.json, and opens the release that it names when the stamp has changed. A
 Release stays usable as long as it is referenced, whatever is published meanwhile: it holds a lock that keeps its
@@ -16,9 +17,10 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -27,19 +29,27 @@ from pf_core.config.site import Site
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.schemas import IdType, id_arrow_type
 from pf_core.serving.index import PinIndex
+from pf_core.serving.ranking import Ranked, rank_new, rank_with_memory
 from pf_core.serving.releases import (
+    POPULAR,
     ReleaseManifest,
     current_file,
+    is_readable,
     lock_for_reading,
     read_published,
     read_release,
     release_root,
     store_of,
 )
-from pf_core.serving.store import Lookup
+from pf_core.serving.values import Lookup
+from pf_core.storage.arrays import read_arrow
+from pf_core.storage.cache import fetched
 from pf_core.storage.files import etag_of, is_remote
 
 Id = int | str
+
+Source = Literal["vector", "memory", "popular"]
+"""Why a pin is a hit: it is near, it is one of the user's own pins, or it is popular."""
 
 Stamp = tuple[int, int, int] | str
 """Changes whenever current.json is replaced: inode, time and size of the file, or the ETag of the object."""
@@ -56,8 +66,20 @@ class UnknownIdError(PipelineError):
 class Hit:
     pin_id: Id
     score: float
-    """Inner product of unit vectors: 1 means the same direction."""
+    """Inner product of unit vectors: 1 means the same direction. For a pin of memory the increment is added; for a
+    popular pin it is the number of its user-days."""
     interest: str
+    source: Source = "vector"
+
+
+class Recommendations(list[Hit]):
+    """The hits of a user, best first."""
+
+    def __init__(self, hits: Iterable[Hit], *, seen_is_complete: bool) -> None:
+        super().__init__(hits)
+        self.seen_is_complete = seen_is_complete
+        """Whether the release knows every pin that the user has seen: with `new_only`, older ones may be among the hits
+        if it does not."""
 
 
 class Release:
@@ -69,9 +91,15 @@ class Release:
         if descriptor is not None:
             weakref.finalize(self, os.close, descriptor).atexit = False
         self.manifest: ReleaseManifest = read_release(folder)
+        if not is_readable(self.manifest):
+            raise PipelineError(
+                f"release {self.manifest['release']} was published by another version",
+                f"publish the day again with: {materialize_command('release', self.manifest['ds'])}",
+            )
         self._store = store_of(site, folder, self.manifest)
-        self._index_folder = folder / "index"
+        self._folder = folder
         self._index: PinIndex | None = None
+        self._popular: list[Hit] | None = None
         self._lock = threading.Lock()
 
     @property
@@ -79,11 +107,11 @@ class Release:
         """The pins; opened when they are first used."""
         with self._lock:
             if self._index is None:
-                self._index = PinIndex.open(self._index_folder)
+                self._index = PinIndex.open(self._folder / "index")
             return self._index
 
     def look_up(self, user_ids: Sequence[Id] | pa.Array) -> Lookup:
-        """Return the users' embeddings and the days on which they were computed."""
+        """Return the users' records: embeddings, the days on which they were computed, memory and seen pins."""
         return self._store.get(_ids(user_ids, self.manifest["user_id"]))
 
     def embeddings(self, user_ids: Sequence[Id] | pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -95,12 +123,25 @@ class Release:
         """Return the days on which the users' embeddings were computed; None for a user who is not in the release."""
         return self.look_up(user_ids).computed_ds()
 
-    def recommend(self, user_id: Id, k: int = 10) -> list[Hit]:
-        """Return the pins nearest to a user, best first."""
-        vectors, is_found = self.embeddings([user_id])
-        if not is_found[0]:
+    def recommend(self, user_id: Id, k: int = 10, *, new_only: bool = False) -> Recommendations:
+        """Return the pins with the largest scores for a user, best first; with `new_only`, without the seen ones."""
+        found = self.look_up([user_id])
+        if not found.found_N[0]:
             raise UnknownIdError(f"user {user_id!r} is not in release {self.manifest['release']}")
-        return self.search(vectors, k)[0]
+        lists, rank = found.lists(0), rank_new if new_only else rank_with_memory
+        hits = self._hits(rank(self.index, found.vectors_ND[0], lists, k))
+        return Recommendations(hits, seen_is_complete=lists.seen_is_complete)
+
+    def popular(self, k: int = 10) -> list[Hit]:
+        """Return the candidates with the most user-days of positive engagement in the last week, at most 1,000."""
+        with self._lock:
+            if self._popular is None:
+                pins = read_arrow(fetched(self._folder / POPULAR)).to_pylist()
+                self._popular = [
+                    Hit(pin_id=pin["pin_id"], score=float(pin["user_days"]), interest=pin["interest"], source="popular")
+                    for pin in pins
+                ]
+            return self._popular[:k]
 
     def similar(self, pin_id: Id, k: int = 10) -> list[Hit]:
         """Return the pins nearest to a pin, best first, without the pin itself."""
@@ -112,14 +153,19 @@ class Release:
 
     def search(self, vectors_BD: np.ndarray, k: int = 10) -> list[list[Hit]]:
         """Return the pins nearest to each vector, best first."""
-        index = self.index
-        label_BK, score_BK = index.search(vectors_BD, k)
+        found = zip(*self.index.search(vectors_BD, k), strict=True)
+        return [self._hits(Ranked(label_K, score_K, np.zeros(len(label_K), bool))) for label_K, score_K in found]
+
+    def _hits(self, ranked: Ranked) -> list[Hit]:
+        index, columns = self.index, zip(*(column.tolist() for column in ranked), strict=True)
         return [
-            [
-                Hit(pin_id=index.pin_ids[label].as_py(), score=score, interest=index.interests[label].as_py())
-                for label, score in zip(labels, scores, strict=True)
-            ]
-            for labels, scores in zip(label_BK.tolist(), score_BK.tolist(), strict=True)
+            Hit(
+                pin_id=index.pin_ids[label].as_py(),
+                score=score,
+                interest=index.interests[label].as_py(),
+                source="memory" if is_memory else "vector",
+            )
+            for label, score, is_memory in columns
         ]
 
 

@@ -16,10 +16,11 @@ from typing import Any, TypedDict
 import hnswlib
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pf_core.config.site import Site
 from pf_core.errors import PipelineError, materialize_command
-from pf_core.hashing import bucket_of
+from pf_core.hashing import bucket_of, combined
 from pf_core.storage.arrays import read_arrow
 from pf_core.storage.builds import MANIFEST
 from pf_core.storage.cache import fetched
@@ -108,6 +109,7 @@ class PinIndex:
         self.folder, self.description = folder, description
         self.pin_ids: pa.ChunkedArray = pins["pin_id"]
         self.interests: pa.ChunkedArray = pins["interest"]
+        self._ids: pa.Array | None = None
         self._shards: dict[int, Any] = {}
         self._lock = threading.Lock()
 
@@ -136,7 +138,8 @@ class PinIndex:
     def vectors(self, labels: np.ndarray) -> np.ndarray:
         """Return the embeddings of the pins with these labels, float32."""
         labels = np.asarray(labels, np.int64)
-        shard_N = bucket_of(self.pin_ids.take(pa.array(labels)), self.description["num_shards"])
+        num_shards = self.description["num_shards"]
+        shard_N = bucket_of(self.ids_of(labels), num_shards) if num_shards > 1 else np.zeros(len(labels), np.int64)
         vectors = np.empty((len(labels), self.description["embedding_dim"]), np.float32)
         for number in np.unique(shard_N):
             rows = np.flatnonzero(shard_N == number)
@@ -148,11 +151,46 @@ class PinIndex:
         row = bisect.bisect_left(range(len(self)), pin_id, key=lambda label: self.pin_ids[label].as_py())
         return row if row < len(self) and self.pin_ids[row].as_py() == pin_id else None
 
+    def rows_of(self, pin_ids: pa.Array) -> np.ndarray:
+        """Return the label of each pin, -1 for a pin that is not in the index."""
+        if not len(pin_ids) or not len(self):
+            return np.full(len(pin_ids), -1)
+        ids, wanted = self._all_ids(), pin_ids.cast(self._all_ids().type)
+        if pa.types.is_integer(ids.type):
+            label_N = np.searchsorted(ids.to_numpy(), wanted.to_numpy())
+        else:
+            label_N = _lower_bounds(ids, wanted)
+        label_N = np.minimum(label_N, len(ids) - 1)
+        return np.where(pc.equal(ids.take(pa.array(label_N)), wanted).to_numpy(zero_copy_only=False), label_N, -1)
+
+    def ids_of(self, labels: np.ndarray) -> pa.Array:
+        """Return the ids of the pins with these labels."""
+        return self._all_ids().take(pa.array(labels, pa.int64())).cast(self.pin_ids.type)
+
+    def _all_ids(self) -> pa.Array:
+        """Return the ids in one array, which is made when it is first used; strings with 64-bit offsets."""
+        with self._lock:
+            if self._ids is None:
+                is_integer = pa.types.is_integer(self.pin_ids.type)
+                self._ids = combined(self.pin_ids if is_integer else self.pin_ids.cast(pa.large_string()))
+            return self._ids
+
     def _shard(self, number: int) -> Any:
         with self._lock:
             if number not in self._shards:
                 self._shards[number] = load_shard(self.folder, self.description, number, ef=self.description["ef"])
             return self._shards[number]
+
+
+def _lower_bounds(ids: pa.Array, wanted: pa.Array) -> np.ndarray:
+    """Return the first row of the ascending ids that is not less than each of the wanted ones; all searched at once."""
+    low_N, width = np.zeros(len(wanted), np.int64), len(ids)
+    while width:  # the result is in the `width` rows from low, or right after them
+        half = (width + 1) // 2
+        is_less_N = pc.less(ids.take(pa.array(low_N + half - 1)), wanted)
+        low_N += half * is_less_N.to_numpy(zero_copy_only=False)
+        width -= half
+    return low_N
 
 
 def search_shard(graph: Any, vectors_BD: np.ndarray, k: int) -> Hits:

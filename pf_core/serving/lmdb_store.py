@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from pf_core.errors import PipelineError
 from pf_core.hashing import bucket_of
-from pf_core.serving.store import DAY_BYTES, Lookup, Values, decode_values
+from pf_core.serving.values import Lookup, Values, decode_values, fixed_bytes
 from pf_core.storage.cache import fetched
 from pf_core.storage.files import is_remote, remove_tree, scratch_dir, upload
 
@@ -34,6 +34,9 @@ MAX_READERS = 4096
 
 COMMIT_BYTES = 8 << 20
 """Size of the values in one LMDB transaction, which are in memory together with their bucket."""
+
+MAP_SHARE = 4
+"""Size of the map over that of its content: address space, not disk; pages are not full, and deletions copy some."""
 
 DATA = "data.mdb"
 """LMDB's name for its file."""
@@ -152,11 +155,14 @@ class LmdbStore:
             self._fill(self._path, buckets, num_users=num_users)
 
     def _fill(self, folder: Path, buckets: Iterable[tuple[int, pa.Table]], *, num_users: int) -> None:
-        environment = lmdb.open(
-            str(folder), map_size=self._map_size(num_users), sync=False, metasync=False, meminit=False
-        )
+        map_size, num_list_bytes = self._map_size(num_users), 0
+        environment = lmdb.open(str(folder), map_size=map_size, sync=False, metasync=False, meminit=False)
         try:
             for bucket, keys, values in prefetched(self._encoded(buckets)):
+                num_list_bytes += sum(map(len, values)) - len(values) * fixed_bytes(self._embedding_dim)
+                if self._map_size(num_users) + MAP_SHARE * num_list_bytes > map_size:
+                    map_size = 2 * map_size + MAP_SHARE * num_list_bytes
+                    environment.set_mapsize(map_size)
                 with environment.begin(write=True) as transaction, transaction.cursor() as cursor:
                     _, num_added = cursor.putmulti(zip(keys, values, strict=True), append=True)
                 if num_added != len(keys):
@@ -176,14 +182,14 @@ class LmdbStore:
             ids, values = rows["user_id"], Values(rows)
             keys = _keys(ids, np.full(rows.num_rows, bucket, np.uint16))
             order = np.argsort(ids.to_numpy() if pa.types.is_integer(ids.type) else keys)
-            step = max(1, COMMIT_BYTES // values.num_bytes)
-            for start in range(0, len(order), step):
-                taken = order[start : start + step]
-                yield bucket, keys.take(taken).tolist(), values.take(taken)
+            portion = np.cumsum(values.sizes[order]) // COMMIT_BYTES
+            for taken in np.split(order, np.flatnonzero(np.diff(portion)) + 1):
+                if len(taken):
+                    yield bucket, keys.take(taken).tolist(), values.take(taken)
 
     def _map_size(self, num_users: int) -> int:
-        """Return the size of the map: address space, not disk, so it is several times the size of all pages."""
-        return (64 << 20) + 4 * num_users * (MAX_KEY_BYTES + DAY_BYTES + 2 * self._embedding_dim + 64)
+        """Return the size of the map for values without lists; it grows with the lists that are written."""
+        return (64 << 20) + MAP_SHARE * num_users * (MAX_KEY_BYTES + fixed_bytes(self._embedding_dim) + 64)
 
     def _opened(self) -> lmdb.Environment:
         with self._lock:

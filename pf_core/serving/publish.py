@@ -1,9 +1,9 @@
 """release: publishes a day's users and pins, embedded by one model, to services, by replacing one file.
 
 A release is a folder that needs nothing outside it: `users/` (unless they are in Redis), `index/` (hard links to the
-day's pin_index) and `release.json`. It is built under a hidden name, verified against the snapshot, and renamed; then
-current.json is replaced (see `releases.py`). A crash at any moment leaves the old release current, and files that the
-next publication removes. `load_store.py` copies the users.
+day's pin_index), `popular.arrow` and `release.json`. It is built under a hidden name, verified against the snapshot,
+and renamed; then current.json is replaced (see `releases.py`). A crash at any moment leaves the old release current,
+and files that the next publication removes. `load_store.py` copies the users, `popular.py` counts the popular pins.
 
 Users on the deletion list are left out even if the snapshot still has them, and a rollback does not bring them back.
 """
@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from pf_core.config.site import Site
 from pf_core.embeddings.tables import snapshot_state
@@ -24,11 +25,14 @@ from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.progress import Progress
 from pf_core.serving.index import PinIndex, index_root, require_index
 from pf_core.serving.load_store import load_users
+from pf_core.serving.popular import NUM_POPULAR, popular_digest, popular_pins
 from pf_core.serving.releases import (
     BUILDING,
     DESCRIPTION,
+    POPULAR,
     READERS,
     RELEASE_ID,
+    RELEASE_LAYOUT,
     PublishedReleases,
     ReleaseDraft,
     ReleaseManifest,
@@ -42,7 +46,16 @@ from pf_core.serving.releases import (
     write_published,
 )
 from pf_core.serving.retention import remove_release, sweep
-from pf_core.storage.files import copy_tree, is_remote, list_folder, make_durable, rename_folder, sync, write_json
+from pf_core.storage.files import (
+    copy_tree,
+    is_remote,
+    list_folder,
+    make_durable,
+    rename_folder,
+    sync,
+    write_file,
+    write_json,
+)
 from pf_core.storage.locks import exclusive, relying_on
 
 
@@ -107,12 +120,15 @@ def _draft(site: Site, ds: str, release: str) -> ReleaseDraft:
         store["key_prefix"] = config.key_prefix
     return {
         "release": release,
+        "layout": RELEASE_LAYOUT,
         "ds": ds,
         "model_version": snapshot["model_version"],
         "embedding_dim": snapshot["embedding_dim"],
+        "slices": snapshot["slices"],
         "inputs": {
             "snapshot": snapshot["digest"],
             "pin_index": index["digest"],
+            "popular": popular_digest(site, ds),
             "forgotten": digest_of({"user_ids": sorted(read_deletion_list(site).to_pylist())}),
         },
         "store": store,
@@ -150,6 +166,7 @@ def _build(site: Site, draft: ReleaseDraft, engine: Engine, progress: Progress) 
         _, index_build = require_index(site, draft["ds"])
         copy_tree(index_build, building / "index")
         num_pins = _verify_index(building, draft)
+        _write_popular(building / POPULAR, popular_pins(site, draft["ds"], NUM_POPULAR))
         manifest: ReleaseManifest = {
             **draft,  # type: ignore[typeddict-item]  # a draft has no forgotten_since
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -172,6 +189,11 @@ def _build(site: Site, draft: ReleaseDraft, engine: Engine, progress: Progress) 
             ) from error
         raise
     return manifest
+
+
+def _write_popular(path: Path, pins: pa.Table) -> None:
+    with write_file(path) as local, pa.ipc.new_file(local, pins.schema) as writer:
+        writer.write_table(pins)
 
 
 def _verify_index(building: Path, draft: ReleaseDraft) -> int:

@@ -25,7 +25,7 @@ from redis.retry import Retry
 
 from pf_core.errors import PipelineError
 from pf_core.hashing import bucket_of
-from pf_core.serving.store import Lookup, Values, decode_values
+from pf_core.serving.values import Lookup, Values, decode_values
 
 TIMEOUT_S = 10.0
 

@@ -20,7 +20,7 @@ from typing import Any, NotRequired, TypedDict
 from pf_core.config.serving import StoreKind
 from pf_core.config.site import Site
 from pf_core.errors import PipelineError, materialize_command
-from pf_core.schemas import IdType
+from pf_core.schemas import IdType, Slices
 from pf_core.serving.index import PinIndex
 from pf_core.serving.lmdb_store import LmdbStore
 from pf_core.serving.store import UserStore
@@ -36,6 +36,12 @@ READERS = ".readers"
 BUILDING = ".building-"
 """Prefix of the folder of a release while it is built."""
 
+POPULAR = "popular.arrow"
+"""Name of the file with the popular pins: pin_id, interest, user_days; the most popular first."""
+
+RELEASE_LAYOUT = 2
+"""Layout of a release: 1 had no memory, no seen pins and no popular ones."""
+
 RELEASE_ID = re.compile(r"\d{4}-\d{2}-\d{2}\.\d+")
 
 
@@ -47,6 +53,7 @@ class ReleaseInputs(TypedDict):
 
     snapshot: str
     pin_index: str
+    popular: str
     forgotten: str
 
 
@@ -61,9 +68,12 @@ class ReleaseDraft(TypedDict):
 
     release: str
     """Id, `{ds}.{n}`."""
+    layout: NotRequired[int]
+    """Absent in the first layout."""
     ds: str
     model_version: str
     embedding_dim: int
+    slices: Slices
     inputs: ReleaseInputs
     store: StoreDescription
     num_buckets: int
@@ -117,6 +127,11 @@ def read_release(folder: Path) -> ReleaseManifest:
     """Read the manifest of the release in `folder`."""
     manifest: ReleaseManifest = read_json(folder / DESCRIPTION)
     return manifest
+
+
+def is_readable(manifest: ReleaseManifest) -> bool:
+    """Return whether a release has the layout of this version of the code."""
+    return manifest.get("layout", 1) == RELEASE_LAYOUT
 
 
 def release_folders(site: Site) -> list[Path]:
@@ -262,7 +277,12 @@ def fault_of(site: Site, release: str) -> str | None:
     folder = release_root(site) / release
     if not (folder / DESCRIPTION).exists():
         return f"release {release} does not exist any more"
-    counts = read_release(folder)["counts"]
+    manifest = read_release(folder)
+    if not is_readable(manifest):
+        return f"release {release} was published by another version"
+    counts = manifest["counts"]
+    if not (folder / POPULAR).exists():
+        return f"release {release} is incomplete: it has no {POPULAR}"
     try:
         with opened_store(site, folder) as store:
             num_users, num_pins = store.count(), len(PinIndex.open(folder / "index"))

@@ -29,6 +29,7 @@ from pf_core.model.towers import PinnerFormer
 from pf_core.pins.features import PinManifest, pin_state
 from pf_core.schemas import pin_embeddings_schema, pin_features_schema, user_embeddings_schema
 from tests.support import sites
+from tests.support.records import empty_lists
 
 REPOSITORY = Path(__file__).parents[2]
 DAYS = ds_range("2026-01-01", "2026-01-04")
@@ -285,7 +286,8 @@ def publish_users(site: Site, ds: str, ids: Sequence[Any], vectors: np.ndarray, 
     """A snapshot of these users, each bucket's rows in random order."""
     state, versions = snapshot_state(site), []
     bucket, rng = bucket_of(pa.array(ids), state.num_buckets), np.random.default_rng(seed)
-    schema = user_embeddings_schema(site.source.actions.user_id.type, vectors.shape[1])
+    pin_id = site.source.pins.pin_id.type
+    schema = user_embeddings_schema(site.source.actions.user_id.type, pin_id, vectors.shape[1])
     for number in range(state.num_buckets):
         rows = rng.permutation(np.flatnonzero(bucket == number))
         columns: dict[str, Any] = {
@@ -295,6 +297,7 @@ def publish_users(site: Site, ds: str, ids: Sequence[Any], vectors: np.ndarray, 
             "computed_ds": pa.array([0] * len(rows), pa.int32()).cast(pa.date32()),
             "last_action_ts": pa.array([0] * len(rows), pa.int64()).cast(schema.field("last_action_ts").type),
             "num_actions": pa.array([1] * len(rows), pa.int32()),
+            **empty_lists(pin_id, len(rows)),
         }
         versions.append(create_bucket(state.bucket_path(number), pa.table(columns, schema=schema)).version)
     state.publish(ds, versions, {"model_version": "m", "embedding_dim": vectors.shape[1]})

@@ -28,6 +28,7 @@ from pf_core.engine.daily_state import Manifest, create_bucket, replace_rows, ta
 from pf_core.errors import PipelineError
 from pf_core.hashing import bucket_of, digest_of
 from pf_core.schemas import INPUT_HASH, TIMESTAMP, id_arrow_type, user_embeddings_schema
+from tests.support.records import list_columns
 from tests.support.sites import START, SmallSite
 
 DAYS = ds_range(START, shift_ds(START, 5))
@@ -38,6 +39,15 @@ Delta = Mapping[Any, float]  # user: the angle of the embedding, which identifie
 
 def unit_vectors(angles: list[float]) -> np.ndarray:
     return np.stack([np.cos(angles), np.sin(angles)], axis=1).reshape(-1, DIM)
+
+
+def lists_of(delta: Delta) -> dict[str, pa.Array]:
+    """Memory and seen pins, named after the user and the angle."""
+    pins = [(f"{user}", f"{user} at {delta[user]}") for user in sorted(delta)]
+    memory = [{first: 0.5, second: delta[user]} for user, (first, second) in zip(sorted(delta), pins, strict=True)]
+    return list_columns(
+        "string", memory=memory, seen=pins, is_complete=[angle > 1 for _, angle in sorted(delta.items())]
+    )
 
 
 def write_delta(
@@ -61,9 +71,10 @@ def write_delta(
             pa.array([date.fromisoformat(ds)] * num, pa.date32()),
             pa.array([ds_start_us(ds)] * num, pa.int64()).cast(TIMESTAMP),
             pa.array(range(1, num + 1), pa.int32()),
+            *lists_of(delta).values(),
             pa.array(range(num), pa.int64()),
         ],
-        schema=user_embeddings_schema(id_type, DIM).append(INPUT_HASH),
+        schema=user_embeddings_schema(id_type, "string", DIM).append(INPUT_HASH),
     )
     for name, value in (columns or {}).items():
         rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), value)
@@ -79,6 +90,7 @@ def write_delta(
         {
             "model_version": model_version,
             "embedding_dim": DIM,
+            "slices": {"embedding": [0, DIM]},
             "mode": mode,
             "digest": digest_of(inputs),
             "counts": {"users": num},
@@ -278,7 +290,7 @@ def test_only_some_columns_are_read(small_site: MakeSite) -> None:
     site = small_site()
     write_days(site, {DAYS[0]: {1: 0.1}})
     merge(site, DAYS[:1])
-    names = user_embeddings_schema("int", DIM).names
+    names = user_embeddings_schema("int", "string", DIM).names
     assert read_snapshot(site.site, DAYS[0], 0).column_names == names  # without the hash of the input
     assert read_snapshot(site.site, DAYS[0], 0, ["user_id"]).column_names == ["user_id"]
 

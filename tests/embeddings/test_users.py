@@ -198,7 +198,7 @@ def test_a_row_is_what_the_contract_says(daily_site: Callable[..., DailySite]) -
     site = four_days(daily_site())
     _, manifest = site.embed(DAYS[:2])
     table = site.table(DAYS[1])
-    assert table.schema.equals(user_embeddings_schema("int", DIM).append(INPUT_HASH))
+    assert table.schema.equals(user_embeddings_schema("int", "string", DIM).append(INPUT_HASH))
     for bucket in range(2):
         users = site.state.open_bucket(DAYS[1], bucket).to_table()["user_id"]
         assert users.to_pylist() == sorted(users.to_pylist())

@@ -39,6 +39,7 @@ from pf_core.serving.index import (
     search_shard,
 )
 from tests.support import sites
+from tests.support.records import empty_lists
 
 REPOSITORY = Path(__file__).parents[2]
 DAYS = ds_range("2026-01-01", "2026-01-05")
@@ -82,7 +83,8 @@ def publish_users(site: Site, ds: str, vectors: np.ndarray, *, model: str = "m")
         type=pa.string() if id_type == "string" else pa.int64(),
     )
     bucket = bucket_of(ids, state.num_buckets)
-    schema = user_embeddings_schema(id_type, vectors.shape[1])
+    pin_id = site.source.pins.pin_id.type
+    schema = user_embeddings_schema(id_type, pin_id, vectors.shape[1])
     for number in range(state.num_buckets):
         rows = np.flatnonzero(bucket == number)
         columns = [
@@ -92,6 +94,7 @@ def publish_users(site: Site, ds: str, vectors: np.ndarray, *, model: str = "m")
             pa.array([0] * len(rows), pa.int32()).cast(pa.date32()),
             pa.array([0] * len(rows), pa.int64()).cast(schema.field("last_action_ts").type),
             pa.array([1] * len(rows), pa.int32()),
+            *empty_lists(pin_id, len(rows)).values(),
         ]
         versions.append(create_bucket(state.bucket_path(number), pa.table(columns, schema=schema)).version)
     digest = hashlib.sha256(vectors.tobytes()).hexdigest()

@@ -1,5 +1,6 @@
 """One suite for both stores: they return the values that were stored, bit for bit, and nothing else."""
 
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from datetime import date
@@ -17,7 +18,9 @@ from pf_core.serving import redis_store as redis_store_module
 from pf_core.serving.lmdb_store import LmdbStore
 from pf_core.serving.redis_store import RedisLocation, RedisStore
 from pf_core.serving.store import UserStore
-from tests.support.releases import DIM, NUM_BUCKETS, redis_server, split_rows, user_rows
+from pf_core.serving.values import fixed_bytes
+from tests.support.records import empty_lists
+from tests.support.releases import DIM, NUM_BUCKETS, redis_server, seen_of, split_rows, user_rows
 
 MakeStore = Callable[[], UserStore]
 
@@ -157,7 +160,7 @@ def test_a_dropped_store_is_empty_or_gone(make_store: MakeStore, tmp_path: Path)
 
 
 def test_a_bucket_is_written_in_portions(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "COMMIT_BYTES", 7 * (4 + 2 * DIM))
+    monkeypatch.setattr(store_module, "COMMIT_BYTES", 7 * fixed_bytes(DIM))
     monkeypatch.setattr(redis_store_module, "FIELDS_AT_ONCE", 7)
     rows = rows_of(list(range(-300, 300)))
     build(make_store(), rows)
@@ -168,7 +171,8 @@ def test_wide_vectors(tmp_path: Path) -> None:
     dim = 3000  # LMDB gives such a value pages of its own
     vectors = np.random.default_rng(0).standard_normal((50, dim)).astype(np.float16)
     days = pa.array([date(1969, 12, 31)] * 50, pa.date32())
-    rows = pa.table({"user_id": list(range(50)), "embedding": column_of(vectors), "computed_ds": days})
+    columns = {"user_id": list(range(50)), "embedding": column_of(vectors), "computed_ds": days}
+    rows = pa.table({**columns, **empty_lists("int", 50)})
     store = LmdbStore(tmp_path / "users", num_buckets=NUM_BUCKETS, embedding_dim=dim)
     build(store, rows)
     found = store.get(ids_of(rows))
@@ -198,6 +202,7 @@ def test_buckets_out_of_order_are_refused(tmp_path: Path) -> None:
 
 def test_a_full_map_is_an_error_that_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LmdbStore, "_map_size", lambda self, num_users: 64 << 10)
+    monkeypatch.setattr(store_module, "MAP_SHARE", 0)  # lists do not make it grow
     with pytest.raises(PipelineError, match=r"cannot be written to .*users"):
         build(lmdb_store(tmp_path), rows_of(list(range(3000))))
 
@@ -256,13 +261,24 @@ def test_the_current_release_is_announced_in_redis(redis_address: str) -> None:
 
 def test_any_client_can_look_a_user_up_in_redis(redis_address: str) -> None:
     store = redis_store(redis_address)
-    rows = rows_of([-5])
+    rows = user_rows([-5], 1, memory={-5: {"pin1": 0.5, "ä": -2.0}})
     build(store, rows)
     [bucket] = [bucket for bucket, part in split_rows(rows) if part.num_rows]
     value = store._client.hget(f"pf:small:2026-01-01.1:{bucket}", "-5")
     assert isinstance(value, bytes)
-    assert value[4:] == matrix_of(rows["embedding"]).tobytes()
-    assert int.from_bytes(value[:4], "little") == (rows["computed_ds"][0].as_py() - date(1970, 1, 1)).days
+    day = (rows["computed_ds"][0].as_py() - date(1970, 1, 1)).days
+    memory, seen = {"pin1": 0.5, "ä": -2.0}, seen_of(-5)
+    assert len(seen) == 8  # an even number: not complete
+    lengths = [np.array([len(text.encode()) for text in texts], "<u4").tobytes() for texts in (memory, seen)]
+    assert value == b"".join(
+        [
+            struct.pack("<BBHHHi", 2, 2, DIM, 2, 8, day),
+            matrix_of(rows["embedding"]).tobytes(),
+            struct.pack("<ff", 0.5, -2.0),
+            lengths[0] + "pin1ä".encode(),
+            lengths[1] + "".join(seen).encode(),
+        ]
+    )
     store.drop()
     store.close()
 

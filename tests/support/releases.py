@@ -12,7 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from pf_core.serving.index import IndexManifest
 from pf_core.serving.publish import publish_release
 from pf_core.serving.releases import ReleaseManifest
 from tests.support import sites
+from tests.support.records import list_columns
 
 DIM = 8
 NUM_BUCKETS = 4
@@ -66,8 +67,19 @@ def day_of(user: int | str) -> date:
     return date(2025, 1, 1 + sum(str(user).encode()) % 28)
 
 
-def user_rows(users: Sequence[int | str], version: int, id_type: IdType = "int") -> pa.Table:
-    schema = user_embeddings_schema(id_type, DIM)
+Memory = Mapping[int | str, Mapping[Any, float]]
+"""By user: the increment of each pin of memory, best first."""
+
+
+def seen_of(user: int | str) -> list[str]:
+    """The pins that a user has seen, newest first: arbitrary, but always the same for a user; all of them if odd."""
+    return [f"pin{(7 * number + len(str(user))) % (NUM_PINS + 5):02d}" for number in range(sum(str(user).encode()) % 9)]
+
+
+def user_rows(
+    users: Sequence[int | str], version: int, id_type: IdType = "int", memory: Memory | None = None
+) -> pa.Table:
+    schema = user_embeddings_schema(id_type, "string", DIM)
     vectors = np.array([vector_of(user, version) for user in users], np.float16).reshape(len(users), DIM)
     columns = [
         pa.array(users, schema.field("user_id").type),
@@ -77,7 +89,13 @@ def user_rows(users: Sequence[int | str], version: int, id_type: IdType = "int")
         pa.array([ds_start("2026-01-01")] * len(users), schema.field("last_action_ts").type),
         pa.array([1] * len(users), pa.int32()),
     ]
-    return pa.table(columns, schema=schema)
+    lists = list_columns(
+        "string",
+        memory=[(memory or {}).get(user, {}) for user in users],
+        seen=[seen_of(user) for user in users],
+        is_complete=[len(seen_of(user)) % 2 == 1 for user in users],
+    )
+    return pa.table([*columns, *lists.values()], schema=schema)
 
 
 def split_rows(rows: pa.Table, num_buckets: int = NUM_BUCKETS) -> list[tuple[int, pa.Table]]:
@@ -85,11 +103,12 @@ def split_rows(rows: pa.Table, num_buckets: int = NUM_BUCKETS) -> list[tuple[int
     return [(number, rows.filter(pa.array(bucket == number))) for number in range(num_buckets)]
 
 
-def write_snapshot(site: Site, ds: str, users: Sequence[int | str], version: int) -> SnapshotManifest:
-    state = snapshot_state(site)
+def write_snapshot(
+    site: Site, ds: str, users: Sequence[int | str], version: int, memory: Memory | None = None
+) -> SnapshotManifest:
+    state, rows = snapshot_state(site), user_rows(users, version, site.source.actions.user_id.type, memory)
     versions = [
-        create_bucket(state.bucket_path(bucket), rows).version
-        for bucket, rows in split_rows(user_rows(users, version, site.source.actions.user_id.type), state.num_buckets)
+        create_bucket(state.bucket_path(bucket), part).version for bucket, part in split_rows(rows, state.num_buckets)
     ]
     return state.publish(
         ds,
@@ -97,7 +116,8 @@ def write_snapshot(site: Site, ds: str, users: Sequence[int | str], version: int
         {
             "model_version": model_of(version),
             "embedding_dim": DIM,
-            "digest": digest_of({"users": sorted(map(str, users)), "version": version}),
+            "slices": {"embedding": [0, DIM]},
+            "digest": digest_of({"users": sorted(map(str, users)), "version": version, "memory": str(memory)}),
             "counts": {"users": len(users)},
         },
     )
@@ -125,8 +145,8 @@ def write_index(site: Site, ds: str, version: int) -> IndexManifest:
     return manifest
 
 
-def write_day(site: Site, ds: str, users: Sequence[int | str], version: int) -> None:
-    write_snapshot(site, ds, users, version)
+def write_day(site: Site, ds: str, users: Sequence[int | str], version: int, memory: Memory | None = None) -> None:
+    write_snapshot(site, ds, users, version, memory)
     write_index(site, ds, version)
 
 
@@ -135,8 +155,10 @@ def publish(site: Site, ds: str, *, num_workers: int = 1, progress: Callable[[st
         return publish_release(site, ds, engine=engine, progress=progress)
 
 
-def publish_day(site: Site, ds: str, users: Sequence[int | str], version: int) -> ReleaseManifest:
-    write_day(site, ds, users, version)
+def publish_day(
+    site: Site, ds: str, users: Sequence[int | str], version: int, memory: Memory | None = None
+) -> ReleaseManifest:
+    write_day(site, ds, users, version, memory)
     return publish(site, ds)
 
 

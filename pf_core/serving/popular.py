@@ -1,0 +1,75 @@
+"""The popular pins of a release, for users who are not in it: most user-days of positive engagement in a week.
+
+A user-day is a user with a positive action on the pin on a day. Held-out and forgotten users do not count.
+"""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pf_core.config.site import Site
+from pf_core.days import ds_range, shift_ds
+from pf_core.hashing import digest_of, is_held_out
+from pf_core.logs.deletion_list import read_deletion_list
+from pf_core.logs.partition import bucket_files, ingested_days, raw_digest
+from pf_core.logs.positives import positive_mask
+from pf_core.schemas import id_arrow_type
+from pf_core.serving.index import PinIndex, require_index
+from pf_core.storage.files import read_parquet
+
+POPULAR_DAYS = 7
+
+NUM_POPULAR = 1000
+"""Largest number of pins of the list."""
+
+
+def popular_digest(site: Site, ds: str) -> str:
+    """Return a digest of what the counts of a day depend on, beside the deletion list."""
+    inputs: dict[str, Any] = {
+        "raw_actions": {day: raw_digest(site, day) for day in _days(site, ds)},
+        "positive": site.source.positive.model_dump(mode="json"),
+        "held_out_share": site.training.held_out_share,
+    }
+    return digest_of(inputs)
+
+
+def popular_pins(site: Site, ds: str, k: int) -> pa.Table:
+    """Return the k pins of the day's index with the most user-days: pin_id, interest, user_days; ties by pin_id."""
+    counts = _week_counts(site, ds)
+    index = PinIndex.open(require_index(site, ds)[1])
+    label = index.rows_of(counts["pin_id"].combine_chunks())
+    known = counts.filter(pa.array(label >= 0))
+    label = label[label >= 0]
+    order = np.lexsort((label, -known["user_days"].to_numpy()))[:k]
+    chosen = pa.array(label[order])
+    return pa.table(
+        {
+            "pin_id": index.ids_of(label[order]),
+            "interest": index.interests.take(chosen),
+            "user_days": known["user_days"].take(pa.array(order)),
+        }
+    )
+
+
+def _week_counts(site: Site, ds: str) -> pa.Table:
+    """Return pin_id and user_days over the week that ends with the day, one row for each pin. One bucket at a time."""
+    id_type, forgotten = id_arrow_type(site.source.pins.pin_id.type), read_deletion_list(site)
+    total = pa.table({"pin_id": pa.array([], id_type), "user_days": pa.array([], pa.int64())})
+    for day in _days(site, ds):
+        for path in bucket_files(site, day).values():
+            actions = read_parquet(path)
+            is_counted = positive_mask(actions, site.source.positive)
+            is_counted &= ~is_held_out(actions["user_id"].combine_chunks(), site.training.held_out_share)
+            is_counted &= ~pc.is_in(actions["user_id"], forgotten).to_numpy()
+            pairs = actions.filter(pa.array(is_counted)).group_by(["user_id", "pin_id"]).aggregate([])
+            counted = pairs.select(["pin_id"]).append_column("user_days", pa.repeat(1, len(pairs)))
+            total = pa.concat_tables([total, counted])
+            total = total.group_by("pin_id").aggregate([("user_days", "sum")]).rename_columns(["pin_id", "user_days"])
+    return total
+
+
+def _days(site: Site, ds: str) -> list[str]:
+    """Return the days of the week that ends with `ds` of which raw_actions has a partition."""
+    return sorted({*ds_range(shift_ds(ds, 1 - POPULAR_DAYS), ds)} & {*ingested_days(site)})
