@@ -42,8 +42,10 @@ class PartsConfig(Strict):
     """A row's day is drawn with weight exp(-age / day_decay_days)."""
     days_per_step: int = Field(default=4, ge=1)
     """Number of days of a training step; the step's users are divided among them."""
-    memory_drop: float = Field(default=0.2, ge=0, lt=1)
-    """Share of the rows that train without memory, so that the vector is good alone."""
+    vector_weight: float = Field(default=1.0, ge=0)
+    """Weight of the loss of the vector alone, beside that of vector and memory together."""
+    discovery_weight: float = Field(default=0.5, ge=0)
+    """Weight of the loss of the vector on pins that are new to the user."""
     pin_drop: float = Field(default=0.2, ge=0, lt=1)
     """Share of own pins that training leaves out of the weighted sums."""
     average: float = Field(default=0.97, ge=0, lt=1)

@@ -100,7 +100,7 @@ class SeenPins:
 
     def hashes(self) -> np.ndarray:
         """Return a hash of each user's list, and of whether it is complete."""
-        numbers = np.ascontiguousarray(_numbers_of(self.pin_ids.flatten()))
+        numbers = np.ascontiguousarray(numbers_of(self.pin_ids.flatten()))
         offsets = np.concatenate([[0], np.cumsum(pc.list_value_length(self.pin_ids).to_numpy())])
         of_list = hash_slices(numbers, offsets * numbers.itemsize)
         return combined_hash(of_list, self.is_complete.astype(np.int64))
@@ -149,7 +149,7 @@ def combined_hash(*parts: np.ndarray) -> np.ndarray:
     return hash_slices(columns, np.arange(len(columns) + 1) * columns.shape[1] * columns.itemsize)
 
 
-def _numbers_of(ids: pa.Array) -> np.ndarray:
+def numbers_of(ids: pa.Array) -> np.ndarray:
     """Return a number for each id: an integer itself, 8 bytes of BLAKE2b of a string."""
     if pa.types.is_integer(ids.type):
         return np.asarray(ids.to_numpy())

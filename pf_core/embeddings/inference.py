@@ -56,6 +56,20 @@ class ServedModel:
     path: Path
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EmbeddedRecords:
+    """What a model computes for N users."""
+
+    vectors_ND: np.ndarray
+    """Unit vectors, float32."""
+    memory_pin_id: pa.ListArray
+    """Pins of memory of each user, best first."""
+    memory_increment: pa.ListArray
+    """What is added to the score of each pin of memory, float32."""
+    num_padded: int
+    """Number of padded positions that were computed."""
+
+
 @functools.lru_cache(maxsize=1)
 def open_served_model(served: ServedModel, device: torch.device) -> tuple[PinnerFormer, ModelDescription]:
     """Return the towers on the device and the model's description; a process keeps the last model that it opened."""

@@ -14,6 +14,7 @@ import torch
 
 from pf_core.embeddings.histories import Histories
 from pf_core.embeddings.inference import (
+    EmbeddedRecords,
     ServedModel,
     UserSequences,
     cut_sequences,
@@ -22,24 +23,11 @@ from pf_core.embeddings.inference import (
     hash_inputs,
     open_served_model,
 )
-from pf_core.model.checkpoint import ModelDescription
+from pf_core.embeddings.parts_records import read_parts_inputs
+from pf_core.model.checkpoint import ModelDescription, read_description
 from pf_core.model.towers import PinnerFormer
 from pf_core.pins.packed import PackedPins
 from pf_core.schemas import IdType, Slices, id_arrow_type
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class EmbeddedRecords:
-    """What a model computes for N users."""
-
-    vectors_ND: np.ndarray
-    """Unit vectors, float32."""
-    memory_pin_id: pa.ListArray
-    """Pins of memory of each user, best first."""
-    memory_increment: pa.ListArray
-    """What is added to the score of each pin of memory, float32."""
-    num_padded: int
-    """Number of padded positions that were computed."""
 
 
 class UserInputs(Protocol):
@@ -57,6 +45,8 @@ class UserInputs(Protocol):
 
 def num_actions_read(description: ModelDescription) -> int | None:
     """Return how many of a user's newest actions the model reads; None for all of them."""
+    if description.get("family", "towers") == "parts":
+        return None
     return int(description["model"]["sequence_length"])
 
 
@@ -64,6 +54,8 @@ def read_inputs(
     served: ServedModel, device: torch.device, histories: Histories, pins: PackedPins, pin_id_type: IdType
 ) -> UserInputs:
     """Encode histories for a model. Where too few of the newest actions are usable, older ones are read."""
+    if read_description(served.path).get("family", "towers") == "parts":
+        return read_parts_inputs(served, device, histories, pins, pin_id_type)
     model, description = open_served_model(served, device)
     length = description["model"]["sequence_length"]
     encoded = encode_timelines(histories.newest(length), pins, description)
@@ -79,10 +71,7 @@ def read_inputs(
 
 def vector_slices(description: ModelDescription) -> Slices:
     """Return the parts of the model's vectors by name, each as [start, end]; the towers' vectors have one part."""
-    slices: Slices = description.get("slices") or {  # type: ignore[assignment]
-        "embedding": [0, description["model"]["embedding_dim"]]
-    }
-    return slices
+    return description.get("slices") or {"embedding": [0, description["model"]["embedding_dim"]]}
 
 
 def vector_dim(description: ModelDescription) -> int:

@@ -22,15 +22,8 @@ from pf_core.config.site import Site
 from pf_core.days import parse_ds
 from pf_core.embeddings.day_plan import DayPlan, plan_day, refuse_if_too_many, refuse_stale_days_before
 from pf_core.embeddings.histories import BucketOfTimelines, SeenPins, combined_hash, find_seen
-from pf_core.embeddings.inference import ServedModel, UserSequences
-from pf_core.embeddings.records import (
-    EmbeddedRecords,
-    UserInputs,
-    num_actions_read,
-    read_inputs,
-    vector_dim,
-    vector_slices,
-)
+from pf_core.embeddings.inference import EmbeddedRecords, ServedModel, UserSequences
+from pf_core.embeddings.records import UserInputs, num_actions_read, read_inputs, vector_dim, vector_slices
 from pf_core.embeddings.tables import (
     UserCount,
     UserEmbeddingContent,

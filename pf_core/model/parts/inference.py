@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pf_core.model.parts.inputs import OwnPins, PinInputs
+from pf_core.model.parts.memory import increments
 from pf_core.model.parts.model import PartsModel
 from pf_core.model.parts.own_pins import OwnPinArrays, own_pins
 from pf_core.model.parts.statistics import WINDOWS_DAYS
@@ -158,12 +159,14 @@ def _embed_block(
     filled = _filled(own, at, row, place)
     device = known.model.pin_length.device
     users = known.model.embed_users(filled.to(device), inputs.to(device))
-    users = known.model.unit_users(filled.to(device), users)
-    vector_BV = users.vector_BV[: len(mine)].cpu()
-    increment = users.increment_P[: len(at)].cpu() if known.model.memory is not None else torch.full((len(at),), NEVER)
-    score = (vector_BV[row] * known.vectors(pin_M, inputs)[place]).sum(1) + increment.clamp(min=0)
-    kept = _best(row, score.numpy(), known.model.config.memory_size)
-    return vector_BV.numpy(), (row[kept], own.pin_P[at][kept], increment.numpy()[kept])
+    unit_BV, scale_B = (values[: len(mine)].cpu() for values in known.model.unit_users(users.vector_BV))
+    cosine = (unit_BV[row] * known.vectors(pin_M, inputs)[place]).sum(1)
+    scale = scale_B[row]
+    increment = torch.full((len(at),), NEVER)
+    if known.model.memory is not None:
+        increment = increments(users.strength_P[: len(at)].cpu(), cosine * scale) / scale
+    kept = _best(row, (cosine + increment).numpy(), known.model.config.memory_size)
+    return unit_BV.numpy(), (row[kept], own.pin_P[at][kept], increment.numpy()[kept])
 
 
 def _filled(own: OwnPinArrays, at: np.ndarray, row: np.ndarray, place: np.ndarray) -> OwnPins:

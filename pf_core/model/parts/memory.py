@@ -1,26 +1,36 @@
-"""Memory: an increment of the score of each own pin.
+"""Memory: what is known of a user's own pins beside the vector.
 
-    increment_uj = exp(b0 + b1 * log D_j + MLP(own pin j))
+    logit of own pin j = log(exp(<u, p_j>) + exp(r_j)),   r_j = b0 + b1 * log D_j + MLP(own pin j)
 
-D is the number of the user's days on the pin, decayed by 120 days: memory starts as the user's own frequency.
+D is the number of the user's days on the pin, decayed by 120 days. The own pins form a distribution of their own, mixed
+with that of the vector: where r is large, own pins rank by r alone, and memory starts as the user's own frequency. What
+a record stores is the increment over the vector's logit, which is never negative: softplus(r_j - <u, p_j>).
 """
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 from pf_core.model.parts.inputs import OwnPins
 from pf_core.model.parts.layers import residual_mlp
 from pf_core.model.parts.own_pins import LOG_DECAYED
+
+START_SHARE = -2.0
+"""r of a pin that was used once, just now, at the start: as a log share, above that of any but a dominating pin."""
 
 
 class Memory(nn.Module):
     def __init__(self, *, num_inputs: int) -> None:
         super().__init__()
         self.mlp = residual_mlp(num_inputs, 32, 1)
-        self.b0 = nn.Parameter(torch.tensor(1.0))
-        self.b1 = nn.Parameter(torch.tensor(0.5))
+        self.b0 = nn.Parameter(torch.tensor(START_SHARE))
+        self.b1 = nn.Parameter(torch.tensor(1.0))
 
     def forward(self, own: OwnPins, inputs_PI: Tensor) -> Tensor:
-        """Return increment_P."""
-        log_P = self.b0 + self.b1 * own.features_PX[:, LOG_DECAYED] + self.mlp(inputs_PI)[:, 0]
-        return log_P.clamp(-9, 4).exp()
+        """Return the log strength of each own pin, strength_P."""
+        return self.b0 + self.b1 * own.features_PX[:, LOG_DECAYED] + self.mlp(inputs_PI)[:, 0]
+
+
+def increments(strength_P: Tensor, logit_P: Tensor) -> Tensor:
+    """Return what memory adds to the vector's logits of own pins."""
+    return softplus(strength_P - logit_P)

@@ -1,6 +1,6 @@
-"""The model of parts: one vector for each user and each pin, and increments for the user's own pins.
+"""The model of parts: one vector for each user and each pin, and a memory of the user's own pins.
 
-    logit(u, i) = taste_u . taste_i + content_u . content_i + trend_u . trend_i + increment_u(i)
+    logit(u, i) = taste_u . taste_i + content_u . content_i + trend_u . trend_i, and more for own pins (memory.py)
 
 A vector is [taste | content | trend]. A user's vector is a function of the user's actions and of what the model knows
 of pins: their factors, content vectors, and statistics as of the end of training. A pin's vector has the statistics of
@@ -8,9 +8,10 @@ its day.
 
 What is stored has unit norm. Pins are divided by a constant of the model, `pin_length`, and get one more coordinate,
 the slack sqrt(1 - |p|^2); a longer pin is clipped. Users are divided by their norm, and their slack is 0. The cosine
-then ranks pins as the logit does, and an increment divided by both lengths can be added to it.
+then ranks pins as the logit does; an increment of the logit, divided by both lengths, is added to the cosine.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from pf_core.config.parts import PartsConfig
 from pf_core.model.parts.content import Content
 from pf_core.model.parts.inputs import OwnPins, PinInputs, sums_by_user
-from pf_core.model.parts.memory import Memory
+from pf_core.model.parts.memory import START_SHARE, Memory
 from pf_core.model.parts.own_pins import FEATURES, LOG_DAYS
 from pf_core.model.parts.statistics import LOG_RATE_7, LOG_USER_DAYS, STATISTICS
 from pf_core.model.parts.taste import Taste
@@ -34,10 +35,10 @@ TYPE_DIM = 4
 
 
 class Users(NamedTuple):
-    """The vectors of B users, before scaling, and the increments of their own pins."""
+    """The vectors of B users, before scaling, and the strengths of their own pins in memory."""
 
     vector_BV: Tensor
-    increment_P: Tensor
+    strength_P: Tensor
 
 
 class PartsModel(nn.Module):
@@ -87,7 +88,7 @@ class PartsModel(nn.Module):
         return self.config.factor_dim + self.content_dim + self.config.trend_dim + 1
 
     def embed_users(self, own: OwnPins, pins: PinInputs, *, keep_P: Tensor | None = None) -> Users:
-        """Return the users' vectors and increments; `keep_P` leaves own pins out of the weighted sums."""
+        """Return the users' vectors and memories; `keep_P` leaves own pins out of the weighted sums."""
         pin_PF = pins.statistics_MF[own.pin_P]
         summed_P4 = torch.cat(
             [
@@ -110,8 +111,8 @@ class PartsModel(nn.Module):
         ]
         if self.trend is not None:
             parts.append(self.trend.of_users(user_BU))
-        increment_P = inputs_PI.new_zeros(len(inputs_PI)) if self.memory is None else self.memory(own, inputs_PI)
-        return Users(torch.cat(parts, dim=1), increment_P)
+        strength_P = inputs_PI.new_zeros(len(inputs_PI)) if self.memory is None else self.memory(own, inputs_PI)
+        return Users(torch.cat(parts, dim=1), strength_P)
 
     def embed_pins(self, pins: PinInputs, rates_MW: Tensor, mean_rate_W: Tensor) -> Tensor:
         """Return the pins' vectors before scaling, vector_MV; rates are those of the day, and their mean over pins."""
@@ -129,8 +130,19 @@ class PartsModel(nn.Module):
         slack_M1 = (1 - scaled_MV.square().sum(1, keepdim=True)).clamp(min=0).sqrt()
         return torch.cat([scaled_MV, slack_M1], dim=1), is_clipped_M1[:, 0]
 
-    def unit_users(self, own: OwnPins, users: Users) -> Users:
-        """Return unit vectors with slack 0, and increments that are added to the cosine."""
-        norm_B1 = users.vector_BV.norm(dim=1, keepdim=True).clamp(min=1e-12)
-        vector_BV = torch.cat([users.vector_BV / norm_B1, torch.zeros_like(norm_B1)], dim=1)
-        return Users(vector_BV, users.increment_P / (norm_B1[own.row_P, 0] * self.pin_length))
+    def unit_users(self, vector_BV: Tensor) -> tuple[Tensor, Tensor]:
+        """Return unit vectors with slack 0, and the logit of a cosine of 1 for each user: both lengths multiplied."""
+        norm_B1 = vector_BV.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        return torch.cat([vector_BV / norm_B1, torch.zeros_like(norm_B1)], dim=1), norm_B1[:, 0] * self.pin_length
+
+    @torch.no_grad()
+    def start(self, log_share_M: Tensor, num_pins: int) -> None:
+        """Set what the first logits depend on: the center of the trend, and memory above it.
+
+        `log_share_M` is `Trend.log_share` of the pins that compete.
+        """
+        center = (log_share_M.max() + log_share_M.min()) / 2 if len(log_share_M) else torch.tensor(0.0)
+        if self.trend is not None:
+            self.trend.center.copy_(center)
+        if self.memory is not None:
+            self.memory.b0.fill_(START_SHARE + math.log(num_pins) - float(center))

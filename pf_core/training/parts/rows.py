@@ -68,8 +68,6 @@ class DayRows(NamedTuple):
     own_inputs: PinInputs
     keep_P: Tensor
     """Whether each own pin takes part in the weighted sums."""
-    has_memory_B: Tensor
-    """Whether each row trains with memory."""
     own_place_P: Tensor
     """Place of each own pin in the pool; -1 if it is not there."""
     target_row_T: Tensor
@@ -232,11 +230,10 @@ class RowSampler:
         own = own_pins(self.data.train, targets.start_R[mine_R], targets.end_R[mine_R])
         point = self.prepared.point_before(day)
         distinct_M, place_P = np.unique(own.pin_P, return_inverse=True)
-        keep_P, has_memory_B = np.ones(len(own.pin_P), bool), np.ones(len(mine_R), bool)
+        keep_P = np.ones(len(own.pin_P), bool)
         if key is not None:
             user_bits_R = mixed(key, targets.user_R[mine_R])
             keep_P = uniform(mixed(user_bits_R[own.row_P], own.pin_P)) >= self.parts.pin_drop
-            has_memory_B = uniform(mixed(user_bits_R, 1 << 62)) >= self.parts.memory_drop
         own_place_P = np.searchsorted(pool.pin_M, own.pin_P)
         own_place_P = np.minimum(own_place_P, len(pool.pin_M) - 1)
         own_place_P = np.where(pool.pin_M[own_place_P] == own.pin_P, own_place_P, -1)
@@ -244,7 +241,6 @@ class RowSampler:
             own=as_own_pins(own, place_P, num_users=len(mine_R)),
             own_inputs=self._inputs(point, distinct_M, point.statistics_NF),
             keep_P=torch.from_numpy(keep_P).float(),
-            has_memory_B=torch.from_numpy(has_memory_B).float(),
             own_place_P=torch.from_numpy(own_place_P),
             target_row_T=torch.from_numpy(row_T),
             target_place_T=torch.from_numpy(np.searchsorted(pool.pin_M, pin_T)),

@@ -59,13 +59,21 @@ class PartsStep(nn.Module):
         return torch.stack(losses).sum() / len(losses)
 
     def _day_loss(self, rows: DayRows) -> Tensor:
+        """Return the loss as served; with memory, also those of the vector alone and of pins new to the user."""
         users = self.model.embed_users(rows.own, rows.own_inputs, keep_P=rows.keep_P)
-        increment_P = users.increment_P * rows.has_memory_B[rows.own.row_P]
         pool_MV = self.model.embed_pins(rows.pool_inputs, rows.rates_MW, rows.mean_rate_W)
-        logits_BM = with_memory(
-            users.vector_BV @ pool_MV.T, rows, increment_P, has_memory=self.model.memory is not None
-        )
-        log_p_T = log_likelihoods(logits_BM, rows)
+        vector_BM, parts = users.vector_BV @ pool_MV.T, self.model.config
+        new_BM, is_new_T = without_own(vector_BM, rows)
+        if self.model.memory is None:
+            return self._weighted(log_likelihoods(new_BM, rows), rows)
+        loss = self._weighted(log_likelihoods(with_memory(vector_BM.detach(), rows, users.strength_P), rows), rows)
+        loss = loss + parts.vector_weight * self._weighted(log_likelihoods(vector_BM, rows), rows)
+        if parts.discovery_weight > 0:
+            new = self._weighted(log_likelihoods(new_BM, rows) * is_new_T, rows)
+            loss = loss + parts.discovery_weight * new
+        return loss
+
+    def _weighted(self, log_p_T: Tensor, rows: DayRows) -> Tensor:
         return -(log_p_T * rows.weight_T).sum() * self.world_size / rows.num_rows
 
     # Averaged and best weights
@@ -88,13 +96,20 @@ def _buffer(kind: str, name: str) -> str:
     return f"{kind}_{name.replace('.', '__')}"
 
 
-def with_memory(logits_BM: Tensor, rows: DayRows, increment_P: Tensor, *, has_memory: bool) -> Tensor:
-    """Add the increments of own pins to their logits; without memory, mask own pins."""
+def with_memory(vector_BM: Tensor, rows: DayRows, strength_P: Tensor) -> Tensor:
+    """Return the logits with the memory of own pins mixed in."""
     is_inside_P = rows.own_place_P >= 0
     own = rows.own.row_P[is_inside_P], rows.own_place_P[is_inside_P]
-    if not has_memory:
-        return logits_BM.index_put(own, logits_BM.new_tensor(MASKED))
-    return logits_BM.index_put(own, increment_P[is_inside_P], accumulate=True)
+    return vector_BM.index_put(own, torch.logaddexp(vector_BM[own], strength_P[is_inside_P]))
+
+
+def without_own(vector_BM: Tensor, rows: DayRows) -> tuple[Tensor, Tensor]:
+    """Return the logits with own pins masked, and which targets are on other pins."""
+    is_inside_P = rows.own_place_P >= 0
+    own = rows.own.row_P[is_inside_P], rows.own_place_P[is_inside_P]
+    is_own_BM = torch.zeros_like(vector_BM, dtype=torch.bool)
+    is_own_BM[own] = True
+    return vector_BM.masked_fill(is_own_BM, MASKED), ~is_own_BM[rows.target_row_T, rows.target_place_T]
 
 
 def log_likelihoods(logits_BM: Tensor, rows: DayRows) -> Tensor:
@@ -144,6 +159,7 @@ class PartsTask:
             self.parts, content_dim=data.pin_feature.shape[1], num_action_types=max(1, len(data.action_types))
         )
         _standardize(model, sampler, self.prepared.scale_F)
+        _center(model, sampler)
         self.module = PartsStep(model, world_size=rank.world_size).to(rank.device)
         self.optimizer = build_parts_optimizer(model, config)
 
@@ -214,6 +230,18 @@ def _standardize(model: PartsModel, sampler: RowSampler, scale_F: np.ndarray) ->
 
 
 @torch.no_grad()
+def _center(model: PartsModel, sampler: RowSampler) -> None:
+    """Set the constants that the first logits depend on, from the rates of the last training day."""
+    day = int(sampler.days.day[-1])
+    pins, competes_N = sampler.pins_at(day), sampler.competing(day)
+    log_share_M = torch.zeros(0)
+    if model.trend is not None:
+        rates_MW, mean_rate_W = torch.from_numpy(pins.rates_NW[competes_N]), torch.from_numpy(pins.mean_rate_W)
+        log_share_M = model.trend.log_share(rates_MW, mean_rate_W)
+    model.start(log_share_M, sampler.data.num_pins)
+
+
+@torch.no_grad()
 def validate(model: PartsModel, rows: DayRows) -> dict[str, float]:
     """Return the loss as served, and recall@10 as served, of the vector alone, and of pins that are new to the user."""
     users = model.embed_users(rows.own, rows.own_inputs)
@@ -224,14 +252,15 @@ def validate(model: PartsModel, rows: DayRows) -> dict[str, float]:
         part = _rows_between(rows, first, min(first + USERS_AT_ONCE, rows.own.num_users))
         chosen_P = (rows.own.row_P >= first) & (rows.own.row_P < first + part.own.num_users)
         vector_BM = users.vector_BV[first : first + part.own.num_users] @ pool_MV.T
-        served_BM = with_memory(vector_BM, part, users.increment_P[chosen_P], has_memory=model.memory is not None)
+        new_BM, is_new_T = without_own(vector_BM, part)
         if model.memory is None:
-            vector_BM = served_BM
-        new_BM = with_memory(vector_BM, part, users.increment_P[chosen_P], has_memory=False)
+            vector_BM = served_BM = new_BM
+        else:
+            served_BM = with_memory(vector_BM, part, users.strength_P[chosen_P])
         totals["validation_loss"] -= float((log_likelihoods(served_BM, part) * part.weight_T).sum())
         for name, logits_BM in (("recall_at_10", served_BM), ("vector_recall_at_10", vector_BM)):
             totals[name] += float((_is_found(logits_BM, part, 10) * part.weight_T).sum())
-        is_new_T = new_BM[part.target_row_T, part.target_place_T] > MASKED / 2
+        is_found_T = is_new_T & _is_found(new_BM, part, 10)
         num_new_B = torch.bincount(part.target_row_T[is_new_T], minlength=part.own.num_users)
         found_B = torch.bincount(
             part.target_row_T[is_new_T & _is_found(new_BM, part, 10)], minlength=part.own.num_users
@@ -275,12 +304,6 @@ def _rows_between(rows: DayRows, first: int, last: int) -> DayRows:
 def finish_table(model: PartsModel, data: TrainingSet, sampler: RowSampler) -> PinTable:
     """Set the constants that bring pins to unit norm, and return the model's pin table, as of the end of training."""
     day, point = sampler.days.end_day, sampler.prepared.points[-1]
-    pins = sampler.pins_at(day)
-    if model.trend is not None:
-        competes_N = torch.from_numpy(sampler.competing(day))
-        rates_NW, mean_rate_W = torch.from_numpy(pins.rates_NW), torch.from_numpy(pins.mean_rate_W)
-        log_share_M = model.trend.log_share(rates_NW, mean_rate_W)[competes_N]
-        model.trend.center.copy_((log_share_M.max() + log_share_M.min()) / 2)
     model.unknown_statistics_F.copy_(torch.from_numpy(sampler.prepared.unknown_statistics()))
     longest = 0.0
     for vector_MV in _pin_vectors(model, sampler, day):
