@@ -21,7 +21,12 @@ from pf_core.config.training import Preset, TrainConfig, choose
 from pf_core.storage.builds import MANIFEST
 from pf_core.storage.files import read_json, write_json
 from pf_core.training.run_folder import HISTORY, RESULT, TrainingResult
-from pf_core.training.training_set import TrainingSetManifest, latest_training_set, read_training_set_manifest
+from pf_core.training.training_set import (
+    TrainingSetManifest,
+    latest_training_set,
+    read_training_set_manifest,
+    refuse_without_content,
+)
 
 Measurement = dict[str, float]
 """A line of history.jsonl: `step`, and each measured value by its name."""
@@ -76,9 +81,9 @@ def plan_model(site: Site, preset: Preset | None = None, changes: dict[str, Any]
     preset = site.training.preset if preset is None else preset
     changes = site.training.changes if changes is None else changes
     path = latest_training_set(site)
-    return plan_config(
-        choose(preset, changes), path, read_training_set_manifest(path), models_dir(site), code=code_fingerprint()
-    )
+    config, manifest = choose(preset, changes), read_training_set_manifest(path)
+    refuse_without_content(manifest, config, preset)
+    return plan_config(config, path, manifest, models_dir(site), code=code_fingerprint())
 
 
 def plan_config(

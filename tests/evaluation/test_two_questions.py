@@ -90,7 +90,8 @@ def write_set(folder: Path, train: list[list[Action]], *, interests: int = 4) ->
     rng = np.random.default_rng(0)
     feature = rng.normal(size=(NUM_PINS, 4)).astype(np.float32)
     interest = (np.arange(NUM_PINS) % interests).astype(np.int32)
-    _save(folder / "pins", {"feature": feature, "candidates": np.arange(NUM_PINS), "interest": interest})
+    pins = {"feature": feature, "candidates": np.arange(NUM_PINS), "interest": interest}
+    _save(folder / "pins", pins | {"has_feature": np.ones(NUM_PINS, bool)})
     manifest = {
         "cut_ds": "2027-02-04",
         "cut_us": START_US + CUT_DAYS * DAY_US,
