@@ -1,4 +1,5 @@
-"""pin_embeddings: the pin tower's output for every candidate, as of each day; rows are sorted by pin_id.
+"""pin_embeddings: the pin tower's output for every candidate with a content vector, as of each day; rows are sorted by
+pin_id.
 
 Memory holds the ids of all pins, to sort them, and one chunk of their features. A pin's vector is a function of its
 feature and the model alone, bit for bit: the tower computes blocks of one shape, the last one filled up, each in one
@@ -37,7 +38,7 @@ from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import bucket_of, digest_of
 from pf_core.model.device import choose_device, single_threaded
 from pf_core.model.towers import PinnerFormer
-from pf_core.pins.features import content_name, pin_state
+from pf_core.pins.features import content_name, pin_state, refuse_older_layout
 from pf_core.pins.packed import finite_features, pins_by_id
 from pf_core.progress import Progress, Throttle
 from pf_core.schemas import pin_embeddings_schema
@@ -143,8 +144,8 @@ def _embed_day(
         if known["inputs"] == inputs:
             progress(f"pin_embeddings {ds}: unchanged, {known['counts']['pins']:,} pins as of {known_ds}")
             return state.publish(ds, known["versions"], known)
-    num_candidates: int = pins["counts"]["candidates"]
-    if num_candidates == 0:
+    refuse_older_layout(pins)
+    if pins["counts"]["candidates"] == 0:
         raise PipelineError(
             f"none of the {pins['counts']['pins']:,} pins of pin_features {ds} is a candidate",
             f"fix source.pins.is_candidate in the site file, then: {materialize_command('pin_features', ds)}",
@@ -158,6 +159,12 @@ def _embed_day(
         )
     started = time.monotonic()
     features = open_dataset(pin_state(site).bucket_path(0), version=pins["versions"][0])
+    num_candidates = features.count_rows("is_candidate AND has_feature")
+    if num_candidates == 0:
+        raise PipelineError(
+            f"none of the {pins['counts']['candidates']:,} candidates of pin_features {ds} has a content vector",
+            f"fix source.pins.vectors in the site file, then: {materialize_command('pin_features', ds)}",
+        )
     schema = pin_embeddings_schema(site.source.pins.pin_id.type, model.config.embedding_dim)
     with pin_tower(model, num_threads=site.engine.num_workers) as embed:
         day = _Pass(
@@ -200,7 +207,7 @@ def _refuse_another_model(site: Site, ds: str, served: ServedModel) -> None:
 
 @dataclass(kw_only=True)
 class _Pass:
-    """One pass over a day's candidates, from their features into the dataset, with statistics of the embeddings."""
+    """One pass over a day's candidates with a content vector, from their features into the dataset, with statistics of the embeddings."""
 
     ds: str
     features: lance.LanceDataset
@@ -235,7 +242,8 @@ class _Pass:
 
     def _embedded(self) -> Iterator[pa.RecordBatch]:
         last_id = None
-        for chunk in pins_by_id(self.features, ["pin_id", "feature", "interest"], only_candidates=True):
+        columns = ["pin_id", "feature", "interest"]
+        for chunk in pins_by_id(self.features, columns, only_candidates=True, only_with_feature=True):
             rows = pa.table(
                 {
                     "pin_id": chunk["pin_id"],

@@ -281,6 +281,8 @@ class Random:
         own = np.unique(self.question.timelines.pin[first:end]).tolist() if self.with_increments else []
         return {int(pin): 0.5 + (pin * end) % 7 / 3 for pin in own}
 
+    ranks = None
+
     def embed(self, user_Q: np.ndarray, end_Q: np.ndarray) -> QueryVectors:
         rows = [
             (query, pin, value)
