@@ -68,13 +68,14 @@ def user_timelines_schema(user_id: IdType, pin_id: IdType) -> pa.Schema:
 
 
 def pin_features_schema(pin_id: IdType, dim: int) -> pa.Schema:
-    """One row for each pin: the model's input."""
+    """One row for each pin: what is known of it. Without any content vector (`dim` 0) there is no column `feature`."""
     return pa.schema(
         [
             pa.field("pin_id", id_arrow_type(pin_id)),
-            pa.field("feature", pa.list_(pa.float32(), dim)),
+            *([pa.field("feature", pa.list_(pa.float32(), dim))] if dim else []),  # null: the pin has no vector
             pa.field("interest", pa.string()),
             pa.field("is_candidate", pa.bool_()),
+            pa.field("has_feature", pa.bool_()),  # readable without the vectors
         ]
     )
 

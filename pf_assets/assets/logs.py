@@ -10,7 +10,6 @@ from pf_assets.metadata.logs import describe_pin_features, describe_raw_actions
 from pf_assets.metadata.pages import column_schema, record_days
 from pf_assets.settings import ENGINE_POOL, start_engine
 from pf_core.config.site import Site
-from pf_core.config.source import LearnedVectors
 from pf_core.logs.checks import is_newest_day, judge_late_rows, judge_quarantine, judge_volume, trailing_manifests
 from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.logs.ingest import ingest_days
@@ -57,27 +56,20 @@ def raw_actions_asset(site: Site) -> dg.AssetsDefinition:
 
 
 def pin_features_asset(site: Site) -> dg.AssetsDefinition:
-    learns = isinstance(site.source.pins.vectors, LearnedVectors)
-    deps: list[dg.AssetDep] = []
-    if site.source.pins.is_incremental:
-        deps.append(dg.AssetDep("pin_features", partition_mapping=YESTERDAY))
-    if learns:
-        deps.append(dg.AssetDep("raw_actions"))
+    vectors = site.source.pins.vectors
 
     @dg.asset(
         group_name=GROUP,
         partitions_def=daily_partitions(site),
         backfill_policy=dg.BackfillPolicy.single_run(),
         pool=ENGINE_POOL,
-        deps=deps,
+        deps=[dg.AssetDep("raw_actions"), dg.AssetDep("pin_features", partition_mapping=YESTERDAY)],
         kinds={"lance"},
-        metadata={"vectors": "learned from co-engagement" if learns else "given by the site"},
+        metadata={"vectors": "none" if vectors is None else "given by the site"},
     )
     def pin_features(context: dg.AssetExecutionContext) -> None:
-        """The content vector of every pin, its interest and whether it is a candidate, as of the day.
-
-        This is all that the model knows about a pin: its input for the actions of a sequence and for the pin tower.
-        A candidate is a pin that Homefeed may show.
+        """Every pin of the catalogue and of the log up to the day: its content vector if it has one, its interest, and
+        whether it is a candidate, which is a pin that Homefeed may show.
         """
         with start_engine(site) as engine:
             manifests = build_pin_features(site, context.partition_keys, engine=engine, progress=context.log.info)
@@ -114,7 +106,8 @@ def log_checks(site: Site) -> list[dg.AssetChecksDefinition]:
 
     @dg.asset_check(asset="pin_features", additional_deps=["raw_actions"])
     def actions_have_pin_features(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        """Most actions have a pin with features: the model cannot use the others."""
+        """Most actions have a pin with a content vector, if the site has vectors: models that read content see nothing
+        of the other pins."""
         days = days_to_check(context, pin_state(site).days())
         results = [judge_coverage(site, ds) for ds in days]
         return asset_check_result(context, results, severity=dg.AssetCheckSeverity.WARN)

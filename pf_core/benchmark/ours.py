@@ -2,8 +2,8 @@
 
 The model sees the training set that ends with the cut, and nothing else. The test users are embedded from their actions
 before the cut, with the vectors that serving would store (before their rounding to float16), and every pin with a
-content vector is ranked by exact search. A pin without a content vector has no place in a list, and a user whose
-actions are all on such pins has an empty one: both shares are part of the result.
+content vector is ranked by exact search. A pin without a content vector has no place in a list: the shares of such
+positives and actions are part of the result.
 
 A number of steps (`max_steps`) below the configuration's own gives the same model at every run with the same seed. Time
 is a second limit, for slow machines (`budget.py`). The note reports each such change.
@@ -35,12 +35,18 @@ from pf_core.evaluation.question import Question
 from pf_core.metrics.exact_search import search
 from pf_core.model.device import choose_device
 from pf_core.pins.features import read_pin_features
+from pf_core.pins.packed import finite_features
 from pf_core.progress import Progress, Throttle
 from pf_core.storage.arrays import read_arrow
 from pf_core.training.auto import Choice, describe_choice
 from pf_core.training.plan import code_fingerprint, plan_config, resolve_config
 from pf_core.training.trainer import train
-from pf_core.training.training_set import TrainingSet, open_training_set, read_training_set_manifest
+from pf_core.training.training_set import (
+    TrainingSet,
+    open_training_set,
+    read_training_set_manifest,
+    refuse_without_content,
+)
 
 NUMBERS_AT_ONCE = 1 << 24
 """Numbers of the nearest pins' embeddings in memory at a time: 64 MB."""
@@ -90,6 +96,8 @@ def our_lists(
     wanted, chosen = _configuration(site, data.path, preset, seed)
     for choice in chosen:
         progress(describe_choice(choice))
+    manifest = read_training_set_manifest(data.path)
+    refuse_without_content(manifest, wanted, preset or site.training.preset)
     num_workers = site.training.launch.num_workers
 
     def measure(config: TrainConfig) -> float:
@@ -97,7 +105,6 @@ def our_lists(
 
     planned = with_steps(wanted, min(max_steps or wanted.optimizer.num_steps, wanted.optimizer.num_steps))
     config = fit_to_budget(planned, measure, budget_s=budget_s, num_test_users=len(log.test_user_ids))
-    manifest = read_training_set_manifest(data.path)
     plan = plan_config(config, data.path, manifest, folder, code=code_fingerprint())
     planned_s = time.monotonic() - started
     trained = train(
@@ -207,11 +214,15 @@ def rank_pins(log: BenchmarkLog, data: TrainingSet, model: Path) -> RankedLists:
 
 
 def content_vectors(site: Site, log: BenchmarkLog) -> np.ndarray:
-    """Return the content vector of each pin of the log's index at the cut; rows of pins without one are NaN."""
-    pins = read_pin_features(site, log.cut_ds, ["pin_id", "feature"])
+    """Return the content vector of each pin of the log's index at the cut; rows of pins without one are NaN.
+
+    The vectors have no numbers at all if the site has none.
+    """
+    pins = read_pin_features(site, log.cut_ds, ["pin_id", "feature", "has_feature"])
+    pins = pins.filter(pins["has_feature"])
     row = pc.index_in(pins["pin_id"].combine_chunks(), value_set=log.pin_ids).fill_null(-1)
     row = row.to_numpy(zero_copy_only=False)
-    feature = pins["feature"].combine_chunks().flatten().to_numpy().reshape(len(row), -1)
+    feature = finite_features(pins, log.cut_ds)
     vector_NF = np.full((len(log.pin_ids), feature.shape[1]), np.nan, np.float32)
     vector_NF[row[row >= 0]] = feature[row >= 0]
     return vector_NF
@@ -229,9 +240,11 @@ def actions_without_vector(log: BenchmarkLog, has_vector_N: np.ndarray) -> float
 
 
 def _pins_in_index(log: BenchmarkLog, data: TrainingSet) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of pins in the training set that are in the log's index, and their rows there."""
+    """Return the rows of pins with a content vector in the training set that are in the log's index, and their rows
+    there."""
     ids = read_arrow(data.path / "pins" / "pin_id.arrow")["pin_id"].combine_chunks()
     row = pc.index_in(ids, value_set=log.pin_ids).fill_null(-1).to_numpy(zero_copy_only=False)
+    row = np.where(data.has_feature, row, -1)
     return np.flatnonzero(row >= 0), row[row >= 0].astype(np.int64)
 
 

@@ -19,7 +19,8 @@ from pf_core.hashing import is_held_out
 from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.logs.partition import bucket_files, ingested_days, require_manifest
 from pf_core.logs.positives import positive_mask
-from pf_core.pins.features import pin_state, read_pin_features, undated_catalogue_pins
+from pf_core.pins.features import pin_state, read_pin_features
+from pf_core.pins.inputs import undated_catalogue_pins
 from pf_core.progress import Progress, Throttle
 from pf_core.schemas import id_arrow_type
 from pf_core.storage.files import read_parquet
@@ -65,17 +66,17 @@ def read_log(
 
 
 def _known_pins(site: Site, cut_ds: str) -> tuple[pa.Array | None, str | None]:
-    """Return the catalogue's pins at the cut, and a note about them: those with a vector, and those without one."""
-    with_vector = None
+    """Return the pins of pin_features at the cut, with a vector or without, and a note about them."""
+    known = None
     if pin_state(site).manifest(cut_ds) is not None:
-        with_vector = read_pin_features(site, cut_ds, ["pin_id"])["pin_id"].combine_chunks()
+        known = read_pin_features(site, cut_ds, ["pin_id"])["pin_id"].combine_chunks()
     undated = undated_catalogue_pins(site)
     if undated is not None:
-        known = undated if with_vector is None else pa.concat_arrays([undated, with_vector.cast(undated.type)])
+        known = undated if known is None else pa.concat_arrays([undated, known.cast(undated.type)])
         return known.unique(), "The catalogue has no dates: all its pins count as known at the cut."
-    if with_vector is None:
+    if known is None:
         return None, f"pin_features has no partition {cut_ds}: the index has only pins with an action up to the cut."
-    return with_vector, None
+    return known, None
 
 
 def _days_to_read(site: Site, cut_ds: str, num_days: int) -> list[str]:

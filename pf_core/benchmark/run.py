@@ -128,7 +128,7 @@ def run_benchmark(
     environments = _environments(level, progress)
     clock = Clock(TOTAL_S[level], progress)
     with start_engine(site) as engine:
-        site, log, no_vectors = _open_log(site, name, engine, clock)
+        log, no_vectors = _open_log(site, name, engine, clock)
         baselines = list(_baselines(site, log, no_vectors, clock))
         ours = list(_ours(site, log, no_vectors, level, seed, engine, folder, clock))
     answers = [*ours, *baselines, *_peers(log, environments, level, seed, folder, clock)]
@@ -167,18 +167,17 @@ def _describe_budget(level: Level) -> str:
     )
 
 
-def _open_log(site: Site, name: str, engine: Engine, clock: Clock) -> tuple[Site, BenchmarkLog, str | None]:
-    """Ingest and read the log; return the site, the log, and why there are no pin vectors, if there are none."""
+def _open_log(site: Site, name: str, engine: Engine, clock: Clock) -> tuple[BenchmarkLog, str | None]:
+    """Ingest and read the log; return it, and why there is no pin_features, if there is none."""
     days = ingest_log(site, engine=engine, progress=clock.progress)
     cut_ds, num_days, reason = cut_of_log(site, days)
     notes, no_vectors = [f"{num_days} of {len(days)} days are after the cut ({reason})."], None
     try:
-        site, note = build_pins(site, cut_ds, engine=engine, progress=clock.progress)
-        notes += [] if note is None else [note]
+        build_pins(site, cut_ds, engine=engine, progress=clock.progress)
     except PipelineError as error:  # popularity and collaborative filtering need no vectors
         no_vectors = str(error)
     log = read_log(site, name=name, cut_ds=cut_ds, num_days=num_days, progress=clock.progress)
-    return site, replace(log, notes=(*log.notes, *notes)), no_vectors
+    return replace(log, notes=(*log.notes, *notes)), no_vectors
 
 
 def _scored(log: BenchmarkLog, answer: Answer) -> Contender:
@@ -203,7 +202,9 @@ def _baselines(site: Site, log: BenchmarkLog, no_vectors: str | None, clock: Clo
     @functools.cache
     def vectors() -> np.ndarray:
         _require(no_vectors)
-        return content_vectors(site, log)
+        vector_NF = content_vectors(site, log)
+        _require(None if vector_NF.shape[1] else "the site has no content vectors")
+        return vector_NF
 
     def mean(num_actions: int) -> RankedLists:
         return mean_of_recent(log, vectors(), num_actions)

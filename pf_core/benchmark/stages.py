@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pf_core.config.site import Site
-from pf_core.config.source import LearnedVectors, NpyVectors
+from pf_core.config.source import NpyVectors
 from pf_core.days import ds_range, shift_ds
 from pf_core.engine.base import Engine
 from pf_core.errors import PipelineError
@@ -118,18 +118,8 @@ def cut_of_log(site: Site, days: Sequence[str]) -> tuple[str, int, str]:
     return days[-1 - num_days], num_days, reason
 
 
-def build_pins(site: Site, cut_ds: str, *, engine: Engine, progress: Progress) -> tuple[Site, str | None]:
-    """Build pin_features of the cut's day; return the site, and a note if its vectors had to be learned earlier.
-
-    Vectors that the site file learns from days after the cut are learned up to the cut instead.
-    """
-    note, vectors = None, site.source.pins.vectors
-    if isinstance(vectors, LearnedVectors) and vectors.until > shift_ds(cut_ds, 1):
-        until = shift_ds(cut_ds, 1)
-        note = f"Pin vectors are learned from the actions before {until}; the site file's `until`, {vectors.until}, is "
-        note += "after the cut."
-        pins = site.source.pins.model_copy(update={"vectors": vectors.model_copy(update={"until": until})})
-        site = site.model_copy(update={"source": site.source.model_copy(update={"pins": pins})})
+def build_pins(site: Site, cut_ds: str, *, engine: Engine, progress: Progress) -> None:
+    """Build pin_features of the cut's day."""
     if pin_state(site).manifest(cut_ds) is None:
         known = pin_state(site).days()
         first_ds = cut_ds
@@ -137,7 +127,6 @@ def build_pins(site: Site, cut_ds: str, *, engine: Engine, progress: Progress) -
             first_ds = next((shift_ds(ds, 1) for ds in reversed(known) if ds < cut_ds), site.start_ds)
         for _ in build_pin_features(site, ds_range(first_ds, cut_ds), engine=engine, progress=progress):
             pass
-    return site, note
 
 
 def prepare_training_set(site: Site, cut_ds: str, *, engine: Engine, progress: Progress) -> Path:

@@ -43,9 +43,8 @@ model of parts: `parts`, steps and batches are chosen from the training set, wit
 below are those of the preset `paper`.
 """
 VARIANTS = {
-    "NpyVectors": ", variant 1 of 3: a matrix",
-    "LearnedVectors": ", variant 2 of 3: learned from the actions",
-    "ColumnVectors": ", variant 3 of 3: a column of the catalogue",
+    "NpyVectors": ", variant 1 of 2: a matrix",
+    "ColumnVectors": ", variant 2 of 2: a column of the catalogue",
 }
 """Additions to the titles of models that stand under one key."""
 

@@ -18,7 +18,7 @@ from pydantic import (
 
 from pf_core.config.base import Strict
 from pf_core.config.serving import ServingConfig
-from pf_core.config.source import LearnedVectors, Source, ds_text
+from pf_core.config.source import Source, ds_text
 from pf_core.config.training import TrainingConfig
 from pf_core.errors import PipelineError
 from pf_core.storage.files import is_remote, local_dir, path_of
@@ -96,7 +96,8 @@ class QualityConfig(Strict):
     max_volume_ratio: float = Field(default=2.0, gt=0)
     """Largest ratio of a day's actions to the median of the compared days."""
     min_feature_coverage: float = Field(default=0.9, ge=0, le=1)
-    """Least share of a day's actions whose pin has a feature; below it, a warning."""
+    """Least share of a day's actions whose pin has a content vector; below it, a warning. It is not checked for a site
+    without `source.pins.vectors`."""
 
 
 class Site(Strict):
@@ -141,11 +142,6 @@ class Site(Strict):
             raise ValueError(
                 f"serving.retention_days is {self.serving.retention_days}: late rows of {late_days} days need at least "
                 f"{late_days + 2}"
-            )
-        vectors = self.source.pins.vectors
-        if isinstance(vectors, LearnedVectors) and vectors.until <= self.start_ds:
-            raise ValueError(
-                f"source.pins.vectors.until is {vectors.until}: there are no actions before start_ds {self.start_ds}"
             )
         return self
 

@@ -332,30 +332,6 @@ class NpyVectors(Strict):
     """Path of the .npy array with the pin id of each row, relative to `root`."""
 
 
-class LearnedVectors(Strict):
-    """Pin vectors learned from the co-engagement of training users (`training.held_out_share`), for sites that have no
-    content vectors."""
-
-    until: Annotated[str, BeforeValidator(ds_text)]
-    """Day before which actions are used, YYYY-MM-DD; keep it before the evaluation period."""
-    dim: int = Field(default=64, ge=2)
-    """Length of the vectors."""
-    window_actions: int = Field(default=20, ge=1, le=40)
-    """Largest distance between two of a user's actions whose pins count as engaged together."""
-    min_count: int = Field(default=5, ge=1)
-    """Number of training users that a pin needs to get a vector; fewer give more pins a vector, of less certainty."""
-    max_pins: int = Field(default=200_000, ge=2)
-    """Largest number of pins with a vector; those with most users are kept."""
-    max_pairs: int = Field(default=20_000_000, ge=1)
-    """Largest number of pairs of pins that are decomposed, the heaviest; each needs about 100 bytes of memory."""
-
-    @model_validator(mode="after")
-    def _more_pins_than_dimensions(self) -> "LearnedVectors":
-        if self.max_pins <= self.dim:
-            raise ValueError(f"max_pins is {self.max_pins}: keep more pins than dim={self.dim}")
-        return self
-
-
 class ColumnVectors(Strict):
     """Pin vectors from a column of the catalogue. A plain string means `column`."""
 
@@ -363,38 +339,52 @@ class ColumnVectors(Strict):
     """Name of the column with lists of numbers."""
 
 
+LEARNED_KEYS = {"until", "dim", "window_actions", "min_count", "max_pins", "max_pairs"}
+"""Keys of `source.pins.vectors` in site files of earlier versions, which learned vectors from the actions."""
+
+
+def _described_vectors(value: Any) -> Any:
+    """Refuse vectors that are to be learned; a plain string stands for `{column: string}`."""
+    if value == "learned" or (isinstance(value, dict) and LEARNED_KEYS & value.keys()):
+        raise ValueError(
+            "vectors are no longer learned by pin_features; delete `vectors`: the model learns factors itself"
+        )
+    return _column_shorthand(value)
+
+
 def _vector_kind(value: Any) -> str:
     keys = value if isinstance(value, dict) else getattr(value, "model_fields_set", ())
-    return "npy" if "npy" in keys or "ids" in keys else "column" if "column" in keys else "learned"
+    return "npy" if "npy" in keys or "ids" in keys else "column"
 
 
 VectorSource = Annotated[
-    Annotated[NpyVectors, Tag("npy")]
-    | Annotated[LearnedVectors, Tag("learned")]
-    | Annotated[ColumnVectors, Tag("column")],
+    Annotated[NpyVectors, Tag("npy")] | Annotated[ColumnVectors, Tag("column")],
     Discriminator(_vector_kind),
-    BeforeValidator(_column_shorthand),
+    BeforeValidator(_described_vectors),
 ]
 
 
 class PinsSource(Strict):
-    """The pins: ids, interests and candidates from the catalogue; vectors from a column, a matrix, or the actions.
+    """The pins: those of the catalogue, if the site has one, and every pin that has an action. Interests and candidates
+    come from the catalogue, content vectors from one of its columns or from a matrix.
 
     A dated catalogue (`{ds}` in its path) adds a day's pins to the known ones, and the newest row of a pin wins. An
-    undated one is read whole for every partition.
+    undated one is read whole whenever it changes. A site without a catalogue and without vectors needs no `pins`.
     """
 
     pin_id: Annotated[IdField, BeforeValidator(_column_shorthand)] = IdField(column="pin_id")
     """The column of the catalogue with pin ids. A site without a catalogue may leave it out: the type of its ids is
     that of `actions.pin_id`."""
     catalogue: Files | None = None
-    """Files with one row a pin; without them, the pins are those that have a vector."""
-    vectors: VectorSource
-    """Where the vector of each pin comes from."""
+    """Files with one row a pin; without them, the pins are those that have an action or a vector."""
+    vectors: VectorSource | None = None
+    """Where the content vector of each pin comes from; without it, pins have none, and the presets of the paper's model
+    (paper, demo, tiny) cannot be trained. A pin may have no vector: a null in the column, or no row in the matrix."""
     interest: str | None = None
     """Name of the column with the interest (topic) of a pin; without it, every interest is unknown."""
     is_candidate: str | None = None
-    """Name of the column that says whether a pin may be recommended; without it, every pin may."""
+    """Name of the column that says whether a pin may be recommended; a pin outside of the catalogue may then not be.
+    Without it, every pin may."""
 
     @model_validator(mode="after")
     def _columns_need_a_catalogue(self) -> "PinsSource":
@@ -406,8 +396,8 @@ class PinsSource(Strict):
         if self.catalogue is not None and isinstance(self.vectors, ColumnVectors):
             if self.catalogue.file_format == "csv":
                 raise ValueError("vectors in a column need a Parquet or JSON-lines catalogue; CSV has no lists")
-        elif self.catalogue is not None and self.catalogue.is_dated:
-            raise ValueError("a catalogue with {ds} in its path needs the vectors in one of its columns")
+        elif self.catalogue is not None and self.catalogue.is_dated and self.vectors is not None:
+            raise ValueError("a catalogue with {ds} in its path needs the vectors in one of its columns, or none")
         if self.catalogue is not None:
             self.catalogue._check_named(self.mapped_columns)
         return self
@@ -478,8 +468,8 @@ class Source(Strict):
     """Folder that the paths below are relative to: a path relative to the site file, or s3://bucket/folder."""
     actions: ActionsSource
     """The event log."""
-    pins: PinsSource
-    """The pins and their vectors."""
+    pins: PinsSource = PinsSource()
+    """The pins and their vectors; without it, the pins are those that have an action."""
     positive: Positive = Positive()
     """Which actions are positive engagement."""
 

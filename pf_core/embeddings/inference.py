@@ -9,8 +9,9 @@ that exact only if its shape is always the same, so nothing else about the batch
 This holds on the CPU (tested). On a GPU shapes are fixed too, but bfloat16 autocast promises nothing beyond its
 rounding.
 
-The model reads the newest actions whose pin has a feature and whose action type and surface it knows; other actions are
-dropped and counted. Pins are memory-mapped from files that are packed once for each version of pin_features.
+The model reads the newest actions whose pin is known and whose action type and surface it knows; other actions are
+dropped and counted. A pin without a content vector is read as zeros, as in training. Pins are memory-mapped from files
+that are packed once for each version of pin_features.
 """
 
 import functools
@@ -173,7 +174,7 @@ class UserSequences:
     num_without_actions: int
     """Number of users of the timelines without a usable action; they are left out here."""
     num_no_feature: int
-    """Number of actions that were dropped because their pin has no feature."""
+    """Number of actions that were dropped because pin_features does not have their pin."""
     num_unknown_word: int
     """Number of other actions that were dropped because the model does not know their action type or surface."""
 
@@ -195,13 +196,13 @@ def cut_sequences(timelines: EncodedTimelines, sequence_length: int) -> UserSequ
     from_newest = np.cumsum(num_usable)[user[usable]] - 1 - np.arange(len(usable))
     length = np.minimum(num_usable, sequence_length)
     has_any = length > 0
-    has_feature = timelines.actions.pin >= 0
+    is_known_pin = timelines.actions.pin >= 0
     return UserSequences(
         user_ids=timelines.user_ids.filter(pa.array(has_any)),
         actions=_select(timelines.actions, usable[from_newest < sequence_length], length[has_any]),
         num_without_actions=int((~has_any).sum()),
-        num_no_feature=int((~has_feature).sum()),
-        num_unknown_word=int((~timelines.is_known & has_feature).sum()),
+        num_no_feature=int((~is_known_pin).sum()),
+        num_unknown_word=int((~timelines.is_known & is_known_pin).sum()),
     )
 
 

@@ -1,4 +1,5 @@
-"""pin_embeddings: the pin tower's output for every candidate, as of each day; rows are sorted by pin_id.
+"""pin_embeddings: the pin tower's output for every candidate with a content vector, as of each day; rows are sorted by
+pin_id.
 
 Memory holds the ids of all pins, to sort them, and one chunk of their features. A pin's vector is a function of its
 feature and the model alone, bit for bit: the tower computes blocks of one shape, the last one filled up, each in one
@@ -21,7 +22,9 @@ import torch
 
 from pf_core.config.site import Site
 from pf_core.embeddings.inference import ServedModel, open_served_model
-from pf_core.embeddings.records import vector_slices
+from pf_core.embeddings.parts_pins import counts_digest, open_parts_pins
+from pf_core.embeddings.parts_records import open_parts_model
+from pf_core.embeddings.records import vector_dim, vector_slices
 from pf_core.embeddings.tables import (
     PinEmbeddingContent,
     PinEmbeddingInputs,
@@ -39,7 +42,8 @@ from pf_core.hashing import bucket_of, digest_of
 from pf_core.model.checkpoint import read_description
 from pf_core.model.device import choose_device, single_threaded
 from pf_core.model.towers import PinnerFormer
-from pf_core.pins.features import content_name, pin_state
+from pf_core.pins.counts import counts_as_of
+from pf_core.pins.features import content_name, pin_state, refuse_older_layout
 from pf_core.pins.packed import finite_features, pins_by_id
 from pf_core.progress import Progress, Throttle
 from pf_core.schemas import pin_embeddings_schema
@@ -89,6 +93,16 @@ def pin_tower(model: PinnerFormer, *, num_threads: int) -> Iterator[Callable[[np
 
     with single_threaded(), ThreadPoolExecutor(num_threads) as pool:
         yield embed
+
+
+@contextlib.contextmanager
+def tower_of_rows(
+    served: ServedModel, device: torch.device, ds: str, *, num_threads: int
+) -> Iterator[Callable[[pa.Table], np.ndarray]]:
+    """Yield a function from rows of pin_features to the pin tower's vectors."""
+    model, _ = open_served_model(served, device)
+    with pin_tower(model, num_threads=num_threads) as embed:
+        yield lambda chunk: embed(finite_features(chunk, ds))
 
 
 def read_vectors(site: Site, ds: str) -> Iterator[np.ndarray]:
@@ -141,34 +155,54 @@ def _embed_day(
         "pin_features_version": content_name(pins),
         "model_version": served.model_version,
     }
+    is_parts = description.get("family", "towers") == "parts"
+    counts = counts_as_of(site, ds) if is_parts else None
+    if counts is not None:
+        inputs["pin_counts"] = counts_digest(counts)
     for known_ds in reversed(state.days()):
         known = state.require(known_ds)
         if known["inputs"] == inputs:
             progress(f"pin_embeddings {ds}: unchanged, {known['counts']['pins']:,} pins as of {known_ds}")
             return state.publish(ds, known["versions"], {**known, "slices": vector_slices(description)})
-    num_candidates: int = pins["counts"]["candidates"]
-    if num_candidates == 0:
+    refuse_older_layout(pins)
+    if pins["counts"]["candidates"] == 0:
         raise PipelineError(
             f"none of the {pins['counts']['pins']:,} pins of pin_features {ds} is a candidate",
             f"fix source.pins.is_candidate in the site file, then: {materialize_command('pin_features', ds)}",
         )
-    model, _ = open_served_model(served, choose_device(site.serving.device))
-    if model.feature_dim != pins["dim"]:
+    if description["feature_dim"] != pins["dim"]:
         raise PipelineError(
-            f"model {served.model_version} reads features of {model.feature_dim} numbers, those of pin_features {ds} "
-            f"have {pins['dim']}",
+            f"model {served.model_version} reads features of {description['feature_dim']} numbers, those of "
+            f"pin_features {ds} have {pins['dim']}",
             "train a model on them, or go back to the vectors that it was trained on",
         )
     started = time.monotonic()
     features = open_dataset(pin_state(site).bucket_path(0), version=pins["versions"][0])
-    schema = pin_embeddings_schema(site.source.pins.pin_id.type, model.config.embedding_dim)
-    with pin_tower(model, num_threads=site.engine.num_workers) as embed:
+    device, num_threads = choose_device(site.serving.device), site.engine.num_workers
+    num_candidates = features.count_rows("is_candidate" if is_parts else "is_candidate AND has_feature")
+    if num_candidates == 0:
+        raise PipelineError(
+            f"none of the {pins['counts']['candidates']:,} candidates of pin_features {ds} has a content vector",
+            f"fix source.pins.vectors in the site file, then: {materialize_command('pin_features', ds)}",
+        )
+    parts = None
+    if counts is not None:
+        model, table, _ = open_parts_model(served, device)
+        first_us, num_pins = description["time_origin_us"], pins["counts"]["pins"]
+        parts = open_parts_pins(ds, model, table, counts, first_us=first_us, num_pins=num_pins)
+    schema = pin_embeddings_schema(site.source.pins.pin_id.type, vector_dim(description))
+    with (
+        parts.embedding(num_threads=num_threads)
+        if parts is not None
+        else tower_of_rows(served, device, ds, num_threads=num_threads)
+    ) as embed:
         day = _Pass(
             ds=ds,
             features=features,
             num_candidates=num_candidates,
             embed=embed,
             model_version=served.model_version,
+            only_with_feature=not is_parts,
             throttled=Throttle(progress),
         )
         dataset = day.write(state.bucket_path(0), schema)
@@ -178,11 +212,11 @@ def _embed_day(
         )
     content: PinEmbeddingContent = {
         "model_version": served.model_version,
-        "embedding_dim": model.config.embedding_dim,
+        "embedding_dim": vector_dim(description),
         "slices": vector_slices(description),
         "inputs": inputs,
         "digest": digest_of(inputs),
-        "counts": {"pins": day.num_pins},
+        "counts": {"pins": day.num_pins, "clipped": 0 if parts is None else parts.num_clipped},
         "norm": {"min": day.min_norm, "mean": day.sum_norm / day.num_pins, "max": day.max_norm},
         "seconds": time.monotonic() - started,
     }
@@ -209,8 +243,10 @@ class _Pass:
     ds: str
     features: lance.LanceDataset
     num_candidates: int
-    embed: Callable[[np.ndarray], np.ndarray]
+    embed: Callable[[pa.Table], np.ndarray]
+    """Function from rows of pin_features to float16 unit vectors."""
     model_version: str
+    only_with_feature: bool
     throttled: Throttle
     num_pins: int = 0
     min_norm: float = float("inf")
@@ -239,11 +275,12 @@ class _Pass:
 
     def _embedded(self) -> Iterator[pa.RecordBatch]:
         last_id = None
-        for chunk in pins_by_id(self.features, ["pin_id", "feature", "interest"], only_candidates=True):
+        columns = ["pin_id", "feature", "interest"]
+        for chunk in pins_by_id(self.features, columns, only_candidates=True, only_with_feature=self.only_with_feature):
             rows = pa.table(
                 {
                     "pin_id": chunk["pin_id"],
-                    "embedding": column_of(self.embed(finite_features(chunk, self.ds))),
+                    "embedding": column_of(self.embed(chunk)),
                     "model_version": pa.repeat(self.model_version, len(chunk)),
                     "interest": chunk["interest"],
                 }

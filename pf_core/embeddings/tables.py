@@ -4,7 +4,7 @@ user_embeddings[ds] is a day's delta, user_embedding_snapshot[ds] holds every us
 candidates. All are Lance state with one version per day. A day has one model version, the same in all three tables.
 """
 
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from pf_core.config.site import Site
 from pf_core.engine.daily_state import DailyState, StateManifest
@@ -166,6 +166,8 @@ class PinEmbeddingInputs(TypedDict):
 
     pin_features_version: str
     model_version: str
+    pin_counts: NotRequired[str]
+    """Of a model of parts: digest of the counts of the pins as of the day."""
 
 
 class PinEmbeddingContent(TypedDict):
@@ -176,7 +178,7 @@ class PinEmbeddingContent(TypedDict):
     slices: Slices
     inputs: PinEmbeddingInputs
     digest: str
-    counts: dict[Literal["pins"], int]
+    counts: dict[Literal["pins", "clipped"], int]
     norm: Norm
     seconds: float
 

@@ -3,7 +3,8 @@
 A query is a user at some moment. A `QueryEmbedder` computes the vectors of a query from the user's actions before that
 moment, and places pins in the same space. A model gives a query one vector, PinnerSage gives it several, and a query
 without any readable action has none. A query may also have increments: a pin's score is then its inner product with the
-vector, plus its increment. `OwnFrequency` consists of increments alone.
+vector, plus its increment. `OwnFrequency` consists of increments alone. What reads content vectors cannot rank a pin
+without one (`ranks`): models read zeros for it, and the baselines of content vectors leave it out.
 
 What is counted over all users comes from the training users' actions before the cut (`TrainingSet.train`); the past of
 an evaluated user enters that user's queries and nothing else.
@@ -48,6 +49,11 @@ ACTIONS_AT_ONCE = 1 << 22
 class QueryEmbedder(Protocol):
     """Anything that places queries and pins in one space."""
 
+    @property
+    def ranks(self) -> np.ndarray | None:
+        """Whether it can rank each pin row; None: it can rank all. Any other pin is neither a result nor found."""
+        ...
+
     def embed(self, user_Q: np.ndarray, end_Q: np.ndarray) -> QueryVectors:
         """Return the vectors of each user's actions before action `end` of the question's timelines."""
         ...
@@ -70,6 +76,9 @@ class SequenceQueryEmbedder:
     action_types: Sequence[str]
     surfaces: Sequence[str]
     sequence_types: Sequence[str] | None = None
+    ranks: np.ndarray | None = None
+    is_content_alone: bool = False
+    """Whether the embedder reads nothing but content vectors: then actions on pins without one are not readable."""
     _timelines: Timelines = field(init=False)
     """The question's timelines, in the embedder's codes."""
     _readable_A: np.ndarray = field(init=False)
@@ -82,6 +91,8 @@ class SequenceQueryEmbedder:
         type_code = recode(data.action_types, self.action_types, of=self.sequence_types)[timelines.action_type]
         surface_code = recode(data.surfaces, self.surfaces)[timelines.surface]
         is_readable_A = (type_code >= 0) & (surface_code >= 0)
+        if self.is_content_alone and not data.all_have_feature:
+            is_readable_A &= data.has_feature[timelines.pin]
         set_once = object.__setattr__
         set_once(self, "_timelines", replace(timelines, action_type=type_code, surface=surface_code))
         set_once(self, "_readable_A", np.flatnonzero(is_readable_A))
@@ -147,7 +158,13 @@ def open_model_embedder(
         action_types=description["action_types"],
         surfaces=description["surfaces"],
         sequence_types=model.config.sequence_types,
+        ranks=_with_content(question),
     )
+
+
+def _with_content(question: Question) -> np.ndarray | None:
+    """Return which pins an embedder of content vectors can rank; None if all have one."""
+    return None if question.data.all_have_feature else question.data.has_feature
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +223,10 @@ class ClusterQueryEmbedder:
     _known: dict[bytes, Clusters] = field(default_factory=dict, init=False)
     """Clusters by their queries: clustering takes most of the time, and every size of the index needs the same ones."""
 
+    @property
+    def ranks(self) -> np.ndarray | None:
+        return _with_content(self.question)
+
     def embed(self, user_Q: np.ndarray, end_Q: np.ndarray) -> QueryVectors:
         key = np.stack([user_Q, end_Q]).tobytes()
         if key not in self._known:
@@ -217,6 +238,11 @@ class ClusterQueryEmbedder:
         timelines, data = self.question.timelines, self.question.data
         start_Q = timelines.offsets[user_Q]
         at_us_Q = np.maximum(data.cut_us, timelines.ts[np.maximum(end_Q - 1, 0)] + 1)
+        if not data.all_have_feature:
+            has_feature_A = data.has_feature[timelines.pin]
+            before_A = np.concatenate([[0], np.cumsum(has_feature_A)])
+            start_Q, end_Q = before_A[start_Q], before_A[end_Q]
+            timelines = replace(timelines, ts=timelines.ts[has_feature_A], pin=timelines.pin[has_feature_A])
         clusters = cluster_users(timelines, data.pin_feature, start_Q, end_Q - 1, at_us_Q, self.config)
         return clusters.first(self.num_clusters)
 
@@ -238,6 +264,7 @@ class OwnFrequency:
 
     question: Question
     decay_days: float | None = None
+    ranks: np.ndarray | None = None
 
     def embed(self, user_Q: np.ndarray, end_Q: np.ndarray) -> QueryVectors:
         timelines, data = self.question.timelines, self.question.data
@@ -275,10 +302,13 @@ def _popularity(question: Question, num_days: int | None) -> SequenceQueryEmbedd
 
 
 def _mean(question: Question, num_actions: int) -> SequenceQueryEmbedder:
-    return _of_training_set(question, MeanOfRecent(data=question.data, num_actions=num_actions), num_actions)
+    mean = MeanOfRecent(data=question.data, num_actions=num_actions)
+    return _of_training_set(question, mean, num_actions, is_content_alone=True)
 
 
-def _of_training_set(question: Question, embedder: Embedder, sequence_length: int) -> SequenceQueryEmbedder:
+def _of_training_set(
+    question: Question, embedder: Embedder, sequence_length: int, *, is_content_alone: bool = False
+) -> SequenceQueryEmbedder:
     """An embedder that reads with the training set's own vocabularies."""
     return SequenceQueryEmbedder(
         question=question,
@@ -286,6 +316,8 @@ def _of_training_set(question: Question, embedder: Embedder, sequence_length: in
         sequence_length=sequence_length,
         action_types=question.data.action_types,
         surfaces=question.data.surfaces,
+        ranks=_with_content(question) if is_content_alone else None,
+        is_content_alone=is_content_alone,
     )
 
 
@@ -300,4 +332,13 @@ BASELINE_EMBEDDERS: dict[str, Callable[[Question], QueryEmbedder]] = {
     "pinnersage_5": lambda question: ClusterQueryEmbedder(question=question, num_clusters=5),
     "pinnersage_20": lambda question: ClusterQueryEmbedder(question=question, num_clusters=20),
 }
-"""All are in every evaluation; manifest.ORACLES are upper bounds."""
+"""All are in every evaluation of a site with content vectors; manifest.ORACLES are upper bounds."""
+
+CONTENT_BASELINES = ("mean_of_20", "mean_of_100", "pinnersage_5", "pinnersage_20")
+"""Baselines that need content vectors."""
+
+
+def baselines_of(data: TrainingSet) -> list[str]:
+    """Return the names of the baselines that a training set allows."""
+    has_content = len(data.content_candidates) > 0
+    return [name for name in BASELINE_EMBEDDERS if has_content or name not in CONTENT_BASELINES]

@@ -26,7 +26,7 @@ ORACLES = ("pinnersage_5", "pinnersage_20")
 class MetricSummary(TypedDict):
     """Metrics of one embedder at one frequency, over all evaluated users.
 
-    A positive that cannot be asked, because its pin has no vector at the cut, is a miss. A summary also has a key
+    A positive that cannot be asked, because its pin is unknown at the cut, is a miss. A summary also has a key
     `recall_at_10/<action type>` for each action type of the positives: see `recall_by_type`.
     """
 

@@ -35,6 +35,8 @@ class PartsQueryEmbedder:
     description: ModelDescription
     has_memory: bool = True
     """False leaves the increments out: the vector alone."""
+    ranks: np.ndarray | None = None
+    """Every pin is ranked."""
     _timelines: Timelines = field(init=False)
     _before_A: np.ndarray = field(init=False)
     """Number of readable actions before each action."""

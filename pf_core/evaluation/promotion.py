@@ -17,7 +17,7 @@ import numpy as np
 
 from pf_core.config.serving import PromotionConfig
 from pf_core.config.site import Site
-from pf_core.evaluation.embedders import BASELINE_EMBEDDERS
+from pf_core.evaluation.embedders import baselines_of
 from pf_core.evaluation.manifest import ORACLES, Comparison, DecisionRecord, EvaluationManifest, Promote, QuestionName
 from pf_core.evaluation.protocol import score_baseline, score_model
 from pf_core.evaluation.question import Question, open_question
@@ -112,7 +112,7 @@ def evaluate_models(site: Site, data: TrainingSet, models: Mapping[str, Path], *
         )
         progress(describe(name, of_models[name]))
     of_baselines: dict[str, Scores] = {}
-    for name in BASELINE_EMBEDDERS:
+    for name in baselines_of(question.data):
         of_baselines[name] = score_baseline(question, name, frequencies=("once",), progress=progress)
         progress(describe(name, of_baselines[name]))
     return Evaluation(question=question, models=of_models, baselines=of_baselines)
@@ -122,7 +122,7 @@ def describe(name: str, scores: Scores) -> str:
     """Return the primary metrics as a sentence."""
     summary = summarize(scores)["once"]
     return (
-        "{}: recall@10 {:.4f} (95 %: {:.4f} to {:.4f}; {:.4f} of the pins with a vector), discovery {:.4f}, P90 "
+        "{}: recall@10 {:.4f} (95 %: {:.4f} to {:.4f}; {:.4f} of the pins known at the cut), discovery {:.4f}, P90 "
         "coverage@10 {:.4f}"
     ).format(
         f"{name} (an oracle)" if name in ORACLES else name,

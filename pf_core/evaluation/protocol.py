@@ -5,7 +5,8 @@ an upper bound; for the diversity metrics, the results of its vectors are blende
 finds nothing, and is counted.
 
 - Recall@10 of a user: the share of the positives that fewer than 10 pins of the index are ranked before. The mean is
-  over users who have positives, all with the same weight. Positives without a vector are misses.
+  over users who have positives, all with the same weight. Positives on pins that are unknown at the cut, or that the
+  embedder cannot rank, are misses.
 - Discovery@10: the same, among the pins of the index that the user has not seen, of the positives on such pins.
 - Interest Entropy@50, in nats, and P90 Coverage@10: from one embedding for each user (`Queries.shown_U`).
 
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from pf_core.config.serving import Frequency
 from pf_core.days import DAY_US
+from pf_core.errors import PipelineError
 from pf_core.evaluation.embedders import BASELINE_EMBEDDERS, QueryEmbedder, open_model_embedder
 from pf_core.evaluation.increments import Increments, QueryVectors
 from pf_core.evaluation.manifest import MetricSummary
@@ -85,15 +87,25 @@ def score_embedder(
     question: Question, embedder: QueryEmbedder, name: str, *, frequencies: Sequence[Frequency], progress: Progress
 ) -> Scores:
     """Return the scores of every user of the question at each frequency."""
-    index_ND = _embed_pins(embedder, question.index_pin)
+    asked = question
+    if embedder.ranks is not None:  # the index without what the embedder cannot rank
+        asked = replace(question, index_pin=question.index_pin[embedder.ranks[question.index_pin]])
+    if not asked.num_pins:
+        raise PipelineError(f"{name} can rank none of the {question.num_pins:,} pins of the index: none has a vector")
+    index_ND = _embed_pins(embedder, asked.index_pin)
+    scores = {
+        frequency: _score_users(asked, frequency, embedder, index_ND, f"{name}, {frequency}", progress)
+        for frequency in frequencies
+    }
+    if asked is not question:
+        row_N = np.searchsorted(question.index_pin, asked.index_pin)
+        for users in scores.values():
+            users.top_10[:] = np.where(users.top_10 >= 0, row_N[users.top_10], -1)
     return Scores(
         question=question.fingerprint,
         index_size=question.num_pins,
         user_ids=question.user_ids,
-        frequencies={
-            frequency: _score_users(question, frequency, embedder, index_ND, f"{name}, {frequency}", progress)
-            for frequency in frequencies
-        },
+        frequencies=scores,
     )
 
 
@@ -155,6 +167,8 @@ def _find(
     vector_P = ask_oracle(own, vectors.vector_VD, torch.from_numpy(query_P), positive_PD)
     increment_P = _increments_of(vectors.increments, query_P, pin_P)
     is_asked_P = vector_P >= 0
+    if embedder.ranks is not None:
+        is_asked_P &= torch.from_numpy(embedder.ranks[pin_P])
     if vectors.increments is not None and vectors.increments.is_all:
         is_asked_P &= increment_P > 0
     is_new_P = queries.is_new_P[place_P]

@@ -40,7 +40,7 @@ class Queries:
     query_P: np.ndarray
     """Query that searches for each positive."""
     pin_P: np.ndarray
-    """Pin row of each positive; a negative number for a pin without a vector, which cannot be asked."""
+    """Pin row of each positive; a negative number for an unknown pin, which cannot be asked."""
     action_type_P: np.ndarray
     ts_P: np.ndarray
     is_counted_P: np.ndarray
@@ -94,7 +94,7 @@ def ask(question: Question, frequency: Frequency) -> Queries:
 def _positives(question: Question) -> dict[str, np.ndarray]:
     """Return the columns of all positives, sorted by user and time; `row` is -1 for those that cannot be asked.
 
-    `first_row` is the user's first action on the pin; for pins without a vector, `first_ts` is its time.
+    `first_row` is the user's first action on the pin; for unknown pins, `first_ts` is its time.
     """
     timelines, row_P, unaskable = question.timelines, question.positive_A, question.unaskable
     nothing_P = np.full(len(unaskable.user_P), -1)

@@ -5,10 +5,11 @@ turns it into the embeddings that are needed, and it is asked in two ways (`mani
 positive counts, and pins that the user has seen compete; in `discovery`, pins that the user has seen are no candidates,
 and only positives on other pins count.
 
-A positive on a pin without a vector at the cut cannot be found by anything that is evaluated here: it is part of the
-question, as a miss (`Unaskable`). Positives that are left out are counted: those of users who had no timeline at the
-cut, and those with an action type or a surface that training never saw; held-out users without any positive are
-counted, too.
+A positive on a pin that is unknown at the cut (pin_features does not have it) cannot be found by anything that is
+evaluated here: it is part of the question, as a miss (`Unaskable`). A pin without a content vector is part of the
+question and of the index; what reads content cannot rank it (`embedders.QueryEmbedder.ranks`). Positives that are left
+out are counted: those of users who had no timeline at the cut, and those with an action type or a surface that training
+never saw; held-out users without any positive are counted, too.
 
 Memory is bounded: at most `promotion.num_users` users with `timelines.max_actions` actions before the cut each, of 25
 bytes, their actions in MAX_DAYS days, and the pins of the index.
@@ -49,7 +50,7 @@ COLUMNS = ("pin", "ts", "action_type", "surface", "duration", "is_positive")
 
 
 class Unaskable(NamedTuple):
-    """Positives of the evaluated users on pins that have no vector at the cut, ascending by user and time."""
+    """Positives of the evaluated users on pins that are unknown at the cut, ascending by user and time."""
 
     user_P: np.ndarray
     ts_P: np.ndarray
@@ -108,11 +109,29 @@ class Question:
 
     @property
     def share_unaskable(self) -> float:
-        """Share of the positives on pins without a vector; each pin counts once for a user."""
-        user_A = np.searchsorted(self.timelines.offsets, self.positive_A, side="right") - 1
-        num_askable = int(is_first(user_A, self.timelines.pin[self.positive_A].astype(np.int64)).sum())
+        """Share of the positives on pins that are unknown at the cut; each pin counts once for a user."""
         num_unaskable = int(is_first(self.unaskable.user_P, self.unaskable.pin_P).sum())
-        return num_unaskable / max(1, num_askable + num_unaskable)
+        return num_unaskable / max(1, len(self._askable_pins) + num_unaskable)
+
+    @property
+    def share_without_vector(self) -> float:
+        """Share of the positives on pins without a content vector at the cut; each pin counts once for a user.
+
+        If no pin has one, the share on pins that are unknown at the cut.
+        """
+        if not self.data.is_content_known:
+            return self.share_unaskable
+        pin_P = self._askable_pins
+        num_unaskable = int(is_first(self.unaskable.user_P, self.unaskable.pin_P).sum())
+        num_without = int(np.count_nonzero(~self.data.has_feature[pin_P])) + num_unaskable
+        return num_without / max(1, len(pin_P) + num_unaskable)
+
+    @property
+    def _askable_pins(self) -> np.ndarray:
+        """Pin rows of the positives that can be asked, each pin once for a user."""
+        user_A = np.searchsorted(self.timelines.offsets, self.positive_A, side="right") - 1
+        pin_A = self.timelines.pin[self.positive_A].astype(np.int64)
+        return pin_A[is_first(user_A, pin_A)]
 
     @property
     def num_users(self) -> int:
@@ -175,7 +194,7 @@ def open_question(site: Site, data: TrainingSet, *, progress: Progress) -> Quest
         "unaskable_positives": len(unaskable.user_P),
     }
     progress(
-        f"{question.share_unaskable:.1%} of the positives are on pins without a vector at the cut and count as misses "
+        f"{question.share_unaskable:.1%} of the positives are on pins that are unknown at the cut and count as misses "
         f"({len(unaskable.user_P):,} actions): {len(users):,} held-out users with {counts['positives']:,} positives on "
         f"other pins in the {len(days)} days after {cut_ds}, index of {question.num_pins:,} pins"
     )
@@ -254,7 +273,7 @@ def _read_later(
 
 
 def _earlier_actions(data: TrainingSet, user_ids: pa.Array, pin_ids: pa.Array) -> dict[str, np.ndarray]:
-    """Return the first actions of these users before the cut on these pins, which have no vector.
+    """Return the first actions of these users before the cut on these pins, which the training set does not have.
 
     Training sets of older versions do not have them: the pins then count as new.
     """

@@ -32,15 +32,15 @@ class UserScores:
     """Scores of the evaluated users, in one order for all embedders; NaN where undefined. U users, A days of age."""
 
     num_positives: np.ndarray
-    """Distinct pins to find, those without a vector included."""
+    """Distinct pins to find, those that are unknown at the cut included."""
     num_unaskable: np.ndarray
-    """How many of them have no vector, and are misses."""
+    """How many of them are unknown at the cut, and are misses."""
     num_new: np.ndarray
     """How many of them are new to the user: the question `discovery`."""
     recall_at_10: np.ndarray
     recall_at_50: np.ndarray
     askable_recall_at_10: np.ndarray
-    """Recall of the pins with a vector."""
+    """Recall of the pins that are known at the cut."""
     discovery_at_10: np.ndarray
     """Recall of the new pins, when pins that the user has seen are no candidates."""
     discovery_at_50: np.ndarray

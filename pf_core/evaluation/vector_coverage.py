@@ -1,40 +1,52 @@
-"""What nothing that is evaluated can see: actions and positives of held-out users on pins without a vector."""
+"""What models that read content cannot see: actions and positives of held-out users on pins without a content vector.
+
+For a site without content vectors, these are the pins that are unknown at the cut, which nothing can see.
+"""
 
 import math
 
+import numpy as np
+
 from pf_core.config.site import Site
-from pf_core.config.source import ColumnVectors, LearnedVectors
+from pf_core.config.source import ColumnVectors
 from pf_core.evaluation.manifest import VectorCoverage
 from pf_core.evaluation.question import Question
-from pf_core.training.training_set import TrainingSetCounts
+from pf_core.training.training_set import TrainingSet
+
+ACTIONS_AT_ONCE = 1 << 22
+"""Actions of the held-out users that are read at a time."""
 
 
 def vector_coverage(site: Site, question: Question) -> VectorCoverage:
     """Return the shares of actions before the cut and of positives after it on pins without a vector."""
     return VectorCoverage(
-        share_of_actions=_share_of_actions(question.data.manifest["counts"]),
-        share_of_positives=question.share_unaskable,
+        share_of_actions=_share_of_actions(question.data),
+        share_of_positives=question.share_without_vector,
         remedy=_remedy(site),
     )
 
 
-def _share_of_actions(counts: TrainingSetCounts) -> float:
+def _share_of_actions(data: TrainingSet) -> float:
     """Return the share of all actions of held-out users; NaN if the training set of an older version has no count."""
+    counts = data.manifest["counts"]
     if "held_out_no_feature" not in counts:
         return math.nan
     without, dropped = counts["held_out_no_feature"], counts["dropped"]
     num_actions = without + dropped["unknown_action_type"] + dropped["unknown_surface"] + counts["held_out"]["actions"]
+    if data.is_content_known and not data.all_have_feature:
+        pin = data.held_out.pin
+        for first in range(0, len(pin), ACTIONS_AT_ONCE):
+            without += int(np.count_nonzero(~data.has_feature[pin[first : first + ACTIONS_AT_ONCE]]))
     return without / max(1, num_actions)
 
 
 def _remedy(site: Site) -> str:
     vectors, catalogue = site.source.pins.vectors, site.source.pins.catalogue
-    if isinstance(vectors, LearnedVectors):
-        return (
-            f"source.pins.vectors in the site file: a later `until` (now {vectors.until}), a lower `min_count` (now "
-            f"{vectors.min_count}) or a larger `max_pins` (now {vectors.max_pins:,}) gives more pins a vector"
-        )
     if isinstance(vectors, ColumnVectors):
         assert catalogue is not None, "a vector column is read from the catalogue"
         return f"source.pins.catalogue: {catalogue.path} has no row with `{vectors.column}` for these pins at the cut"
-    return f"source.pins.vectors: {vectors.npy} and {vectors.ids} have no row for these pins"
+    if vectors is not None:
+        return f"source.pins.vectors: {vectors.npy} and {vectors.ids} have no row for these pins"
+    if catalogue is not None:
+        return f"source.pins.catalogue: {catalogue.path} has no row for these pins at the cut, and neither has the log"
+    return "source.pins.catalogue: a catalogue would make pins known before their first action"

@@ -13,8 +13,7 @@ import pyarrow as pa
 import yaml
 
 from pf_core.config.site import Site
-from pf_core.config.source import DAY, LearnedVectors, NpyVectors
-from pf_core.days import shift_ds
+from pf_core.config.source import DAY, NpyVectors
 from pf_core.errors import PipelineError
 from pf_core.logs.checks import judge_rejects
 from pf_core.logs.mapping import ActionMapper
@@ -202,14 +201,8 @@ def refuse_without_positive(site: Site, files: Sequence[Path], logs: LogPreview,
 
 
 def refuse_pins(site: Site, day: str) -> None:
-    """Refuse vectors that no day would have, and files of pins that are missing or lack a column."""
+    """Refuse files of pins that are missing or lack a column."""
     pins, vectors = site.source.pins, site.source.pins.vectors
-    if isinstance(vectors, LearnedVectors) and site.end_ds and vectors.until > shift_ds(site.end_ds, 1):
-        raise PipelineError(
-            f"source.pins.vectors.until is {vectors.until}, after the site's last day {site.end_ds}: no day would have "
-            "pin vectors",
-            "set an earlier `until`",
-        )
     if isinstance(vectors, NpyVectors):
         for key, name in (("npy", vectors.npy), ("ids", vectors.ids)):
             if not (site.log_root / name).is_file():

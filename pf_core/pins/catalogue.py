@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from pf_core.config.source import ColumnVectors, NpyVectors, PinsSource
 from pf_core.errors import PipelineError
-from pf_core.logs.mapping import as_raw, id_checks, id_value, raw_column, sql_text
+from pf_core.logs.mapping import as_raw, id_checks, id_value, is_missing, raw_column, sql_text
 from pf_core.logs.parquet_columns import raw_json
 from pf_core.logs.readers import read_file
 from pf_core.schemas import id_arrow_type, pin_features_schema
@@ -28,14 +28,14 @@ class Catalogue:
     """The usable and the rejected rows of the catalogue files."""
 
     rows: pa.Table
-    """Contract rows in ascending order of pin_id, without `feature` if the catalogue has no vectors."""
+    """pin_id (ascending), interest, is_candidate; and `feature`, null where a pin has none, unless no row has one."""
     quarantined: list[QuarantinedRow]
 
 
 def read_catalogue(pins: PinsSource, files: Sequence[Path], *, dim: int | None) -> Catalogue:
     """Read all rows of the files. The first row of a pin counts, later ones are rejects.
 
-    `dim` is the required length of the vectors; None: the length of the first usable one.
+    `dim` is the required length of the vectors; None: the length of the first usable one. A pin may have no vector.
     """
     assert pins.catalogue is not None
     vector = pins.vectors.column if isinstance(pins.vectors, ColumnVectors) else None
@@ -119,7 +119,8 @@ def _statement(pins: PinsSource, vector: str | None, schema: pa.Schema) -> str:
     feature = ""
     if vector is not None:
         feature = f", TRY_CAST({raw_column(vector)} AS FLOAT[]) AS feature"
-        checks.append(("feature IS NULL", f"feature: not a list of numbers (column {vector})"))
+        no_list = f"feature IS NULL AND NOT {is_missing(vector, schema)}"
+        checks.append((no_list, f"feature: not a list of numbers (column {vector})"))
     cases = " ".join(f"WHEN {test} THEN {sql_text(reason)}" for test, reason in checks)
     return f"""
         SELECT pin_id, interest, is_candidate {", feature" if vector else ""}, CASE {cases} END AS reason
@@ -137,11 +138,15 @@ def _first_length(feature: pa.ChunkedArray, reasons: np.ndarray) -> int | None:
 
 
 def _check_vectors(feature: pa.ChunkedArray, reasons: np.ndarray, dim: int | None) -> np.ndarray:
-    """Return the reasons, with new ones for vectors of another length or with values that are not finite."""
+    """Return the reasons, with new ones for vectors of another length or with values that are not finite.
+
+    A missing vector is none of them.
+    """
     reasons = reasons.copy()
-    lengths = pc.list_value_length(feature).fill_null(-1).to_numpy()
-    reasons[(reasons == "") & (lengths != dim)] = f"feature: not {dim} numbers, like the first"
-    good = np.flatnonzero(reasons == "")
+    lengths, is_given = pc.list_value_length(feature).fill_null(-1).to_numpy(), feature.is_valid().to_numpy()
+    expected = "an empty list" if dim is None else f"not {dim} numbers, like the first"
+    reasons[(reasons == "") & is_given & (lengths != dim)] = f"feature: {expected}"
+    good = np.flatnonzero((reasons == "") & is_given)
     if len(good):
         values = pc.list_flatten(feature.take(pa.array(good))).to_numpy().reshape(len(good), -1)
         reasons[good[~np.isfinite(values).all(axis=1)]] = "feature: a value is missing or not finite"
@@ -149,7 +154,9 @@ def _check_vectors(feature: pa.ChunkedArray, reasons: np.ndarray, dim: int | Non
 
 
 def _typed(mapped: pa.Table, pins: PinsSource, dim: int | None) -> pa.Table:
-    schema = pin_features_schema(pins.pin_id.type, dim or 1)
+    if dim is None and "feature" in mapped.column_names:
+        mapped = mapped.drop_columns(["feature"])
+    schema = pin_features_schema(pins.pin_id.type, dim or 0)
     return mapped.cast(pa.schema([schema.field(name) for name in mapped.column_names]))
 
 

@@ -1,46 +1,67 @@
-"""pin_features: the content vector of every pin, its interest, and whether Homefeed may show it, as of each day.
+"""pin_features: every pin that the site knows as of each day, with its content vector, its interest, and whether
+Homefeed may show it.
 
-A dated catalogue is incremental: a day adds its pins to those of the day before, and the newest row of a pin counts. A
-day is not rebuilt if neither its files nor the day before changed. An undated catalogue, a matrix, and vectors learned
-from co-engagement are read as a whole: a day whose inputs did not change shares the version of an earlier day. Learned
-vectors exist from the day before `until` on: an earlier partition would contain knowledge of its future. They are
-learned from the training users' actions only: held-out users, whom training never sees, are left out by their hash.
+The pins of a day are those of the catalogue, of the matrix of vectors, and every pin with an action in raw_actions up
+to that day: a log alone is enough. The catalogue wins where it describes a pin. A pin without a content vector has null
+as `feature`; without any vector there is no such column, and `dim` is 0. Nothing later than the day enters, except what
+an undated catalogue or matrix knows.
+
+A day builds on the day before: it adds the pins of its log, and those of its catalogue files if the catalogue is dated
+(the newest row of a pin counts). Its cost grows with what the day adds. If an undated catalogue or matrix changed, or
+if the day before is missing, such a site is read as a whole: the files, and the pin ids of all days of raw_actions. A
+day whose inputs did not change is not rebuilt, and a day that adds nothing shares the version of the day before.
 """
 
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pf_core.config.site import Site
-from pf_core.config.source import DAY, ColumnVectors, LearnedVectors, NpyVectors
-from pf_core.days import ds_range, ds_start, shift_ds
+from pf_core.days import ds_range, shift_ds
 from pf_core.engine.base import Engine
-from pf_core.engine.daily_state import DailyState, Manifest, advance_bucket, create_bucket, open_dataset
+from pf_core.engine.daily_state import DailyState, Manifest, StateManifest, advance_bucket, create_bucket, open_dataset
 from pf_core.errors import PipelineError, materialize_command
-from pf_core.logs.partition import bucket_files, require_manifest
+from pf_core.logs.partition import bucket_files, ingested_days, raw_digest
 from pf_core.logs.quarantine import Quarantine
-from pf_core.logs.readers import find_files
-from pf_core.pins.catalogue import UNKNOWN_INTEREST, Catalogue, QuarantinedRow, read_catalogue, read_matrix
-from pf_core.pins.coengagement import CoengagementConfig, PinVectors, learn_pin_vectors
+from pf_core.pins.catalogue import Catalogue, QuarantinedRow
+from pf_core.pins.inputs import (
+    catalogue_files,
+    dated_files,
+    digest_of_ids,
+    dim_of,
+    joined,
+    no_pins,
+    read_described_pins,
+    read_log_pins,
+    rows_of_log_pins,
+    undated_files,
+    with_feature_column,
+    without,
+)
 from pf_core.progress import Progress
 from pf_core.schemas import id_arrow_type
-from pf_core.storage.cache import fetched
 from pf_core.storage.files import read_parquet, stamp_of
 
+LAYOUT = 2
+"""Number of the layout of a partition; partitions of layout 1 have no pins of the log."""
 
-class PinCounts(TypedDict):
+
+class PinTotals(TypedDict):
     """Numbers of pins of a partition."""
 
     pins: int
     candidates: int
+    with_feature: int
+    """Pins with a content vector."""
     new: int
     """Pins that the day before did not have; if the inputs are read as a whole, all pins of a new version."""
+    new_in_log: int
+    """New pins that only the log has."""
     updated: int
     """Pins of the day before that have a new row."""
     quarantined: int
@@ -49,36 +70,60 @@ class PinCounts(TypedDict):
     """Fragments of the Lance dataset."""
 
 
-class PinManifest(TypedDict):
-    """Manifest of a partition of pin_features."""
+class PinOrigin(TypedDict):
+    """What a partition was built from."""
 
-    ds: str
-    num_buckets: int
-    """1: pins are not bucketed."""
-    versions: list[int]
-    """Version of the Lance dataset; one entry."""
+    layout: NotRequired[int]
+    source: str
+    """Digest of the site file's `pins` and of the files that are not dated."""
+    raw_digests: dict[str, str]
+    """Digest of raw_actions of each day whose pins are in the partition."""
     inputs: str
     """Digest of what the partition was built from."""
+    added: str
+    """Digest of what was added to which day; the same one means the same content."""
+
+
+class PinManifest(StateManifest, PinOrigin):
+    """Manifest of a partition of pin_features; it has one bucket."""
+
+    content: str
+    """`added` of the newest day that added anything."""
     dim: int
-    """Dimension of the features."""
-    counts: PinCounts
+    """Dimension of the content vectors; 0 if no pin has one."""
+    counts: PinTotals
     quarantined_by_reason: dict[str, int]
 
 
-def pin_state(site: Site) -> DailyState[PinManifest]:
+PinState = DailyState[PinManifest]
+
+
+def pin_state(site: Site) -> PinState:
     return DailyState(root=site.directory / "pin_features", asset="pin_features", num_buckets=1)
 
 
 def content_name(manifest: PinManifest | Manifest) -> str:
-    """Return a name for the content of a partition: its version and its inputs.
+    """Return a name for the content of a partition: its version and a digest.
 
     The version alone is not enough: it counts from 1 again if the state is removed and rebuilt.
     """
-    return f"{manifest['versions'][0]}-{manifest['inputs']}"
+    return f"{manifest['versions'][0]}-{manifest.get('content', manifest['inputs'])}"
+
+
+def refuse_older_layout(manifest: PinManifest | Manifest) -> None:
+    """Refuse a partition from before pin_features had the pins of the log."""
+    if manifest.get("layout") != LAYOUT:
+        raise PipelineError(
+            f"pin_features {manifest['ds']} was built by an older version, without the pins of the log",
+            f"rebuild it with: {materialize_command('pin_features', manifest['ds'])}",
+        )
 
 
 def read_pin_features(site: Site, ds: str, columns: Sequence[str] | None = None) -> pa.Table:
-    return pin_state(site).open_bucket(ds, 0).to_table(columns=None if columns is None else list(columns))
+    """Return the pins of a day; `feature` is left out if no pin has one."""
+    dataset = pin_state(site).open_bucket(ds, 0)
+    wanted = dataset.schema.names if columns is None else columns
+    return dataset.to_table(columns=[name for name in wanted if name != "feature" or name in dataset.schema.names])
 
 
 def build_pin_features(site: Site, days: Sequence[str], *, engine: Engine, progress: Progress) -> Iterator[PinManifest]:
@@ -87,232 +132,196 @@ def build_pin_features(site: Site, days: Sequence[str], *, engine: Engine, progr
     state.refuse_if_dropped(days, site.timelines.retention_days)
     with state.writing():
         for ds in days:
-            if site.source.pins.is_incremental:
-                manifest = _add_day(site, state, ds)
-            else:
-                manifest = _build_whole(site, state, ds, progress)
+            manifest = _build_day(site, state, ds, is_first=ds == days[0])
             counts = manifest["counts"]
-            progress(f"pin_features {ds}: {counts['pins']:,} pins, {counts['new']:,} new")
+            progress(
+                f"pin_features {ds}: {counts['pins']:,} pins, {counts['with_feature']:,} of them with a content "
+                f"vector, {counts['new']:,} new"
+            )
             yield manifest
         state.retain(site.timelines.retention_days, engine, progress)
 
 
 def feature_coverage(site: Site, ds: str) -> float:
-    """Return the share of the day's actions whose pin has a feature; NaN on a day without actions."""
-    known = read_pin_features(site, ds, ["pin_id"])["pin_id"]
+    """Return the share of the day's actions whose pin has a content vector; NaN on a day without actions, and for a
+    site without vectors."""
+    pins = read_pin_features(site, ds, ["pin_id", "has_feature"])
+    with_feature = pins["pin_id"].filter(pins["has_feature"])
     num_actions = num_covered = 0
     for path in bucket_files(site, ds).values():
-        pins = read_parquet(path, columns=["pin_id"])["pin_id"]
-        num_actions += len(pins)
-        num_covered += pc.sum(pc.is_in(pins, known)).as_py()
-    return num_covered / num_actions if num_actions else float("nan")
+        pin_ids = read_parquet(path, columns=["pin_id"])["pin_id"]
+        num_actions += len(pin_ids)
+        num_covered += pc.sum(pc.is_in(pin_ids, with_feature)).as_py()
+    if num_actions == 0 or site.source.pins.vectors is None:
+        return float("nan")
+    return num_covered / num_actions
 
 
-def _add_day(site: Site, state: DailyState[PinManifest], ds: str) -> PinManifest:
-    """Build a day of a dated catalogue: the pins of the day before, and the pins in the day's files."""
-    pins = site.source.pins
-    assert pins.catalogue is not None
-    files = find_files(pins.catalogue, site.log_root, ds)
-    if not files:
-        raise PipelineError(
-            f"no pin catalogue for {ds}: nothing matches {site.log_root / pins.catalogue.path.replace(DAY, ds)}",
-            "if no pin was added that day, put a catalogue without rows there",
-        )
-    path = state.bucket_path(0)
-    base = None if ds == site.start_ds else _previous(site, state, ds)
-    version = None if base is None else base["versions"][0]
-    inputs = _digest([pins.model_dump(mode="json"), version, *(stamp_of(file) for file in files)])
-    known_day = state.manifest(ds)
-    if known_day is not None and known_day["inputs"] == inputs:
-        return known_day
-    if base is None:
-        added = read_catalogue(pins, files, dim=None)
-        dataset = create_bucket(path, added.rows)
-        return _publish(state, ds, dataset, added, num_new=added.rows.num_rows, inputs=inputs)
-    added = read_catalogue(pins, files, dim=base["dim"])
-    known = open_dataset(path, version=base["versions"][0]).to_table(columns=["pin_id"])["pin_id"]
-    num_known = pc.sum(pc.is_in(added.rows["pin_id"], known)).as_py() or 0
-    dataset = advance_bucket(
-        path,
-        base_version=base["versions"][0],
-        upserts=added.rows,
-        deleted_ids=pa.array([], id_arrow_type(pins.pin_id.type)),
-        key="pin_id",
-        compact_after=site.timelines.compact_after_fragments,
+# A day
+
+
+def _build_day(site: Site, state: PinState, ds: str, *, is_first: bool) -> PinManifest:
+    """Build a day on the day before, or from all files and logs; keep what is there if that would give the same."""
+    source = _digest([LAYOUT, site.source.pins.model_dump(mode="json"), *map(stamp_of, undated_files(site))])
+    base = _base(site, state, ds, source)
+    dated = [stamp_of(file) for file in dated_files(site, ds)]
+    log_days = _log_days(site, base, ds, is_first=is_first)
+    raw_digests = {day: raw_digest(site, day) for day in log_days}
+    built_on = None if base is None else content_name(base)
+    inputs = _digest([source, built_on, raw_digests, dated])
+    before = state.manifest(ds)
+    if before is not None and before["inputs"] == inputs:
+        return before
+    log_pins, known = read_log_pins(site, log_days), None
+    if base is not None:
+        known = _open(state, base).to_table(columns=["pin_id"])["pin_id"]
+        log_pins = without(log_pins, known)
+    added = _digest([source, built_on, digest_of_ids(log_pins), dated])
+    origin: PinOrigin = {
+        "layout": LAYOUT,
+        "source": source,
+        "raw_digests": raw_digests if base is None else base.get("raw_digests", {}) | raw_digests,
+        "inputs": inputs,
+        "added": added,
+    }
+    if before is not None and before.get("added") == added:  # the actions changed, and their pins did not
+        return state.publish(ds, before["versions"], {**before, **origin})
+    if base is None or known is None:
+        described = read_described_pins(site, catalogue_files(site, ds), dim=None)
+        if not described.rows.num_rows and described.quarantined:
+            raise _nothing_usable(ds, described.quarantined)
+        rows = _with_log_pins(site, described.rows, log_pins)
+        dataset = create_bucket(state.bucket_path(0), rows)
+        num_new, num_log = rows.num_rows, rows.num_rows - described.rows.num_rows
+        return _publish(state, ds, dataset, described, origin, content=added, num_new=num_new, num_log=num_log)
+    described = read_described_pins(site, dated_files(site, ds), dim=base["dim"] or None) if dated else no_pins(site)
+    rows = _with_log_pins(site, described.rows, log_pins)
+    dataset = _advance(site, state, base, rows)
+    num_known = pc.sum(pc.is_in(described.rows["pin_id"], known)).as_py() or 0
+    return _publish(
+        state,
+        ds,
+        dataset,
+        described,
+        origin,
+        content=base["content"] if dataset.version == base["versions"][0] else added,
+        num_new=rows.num_rows - num_known,
+        num_log=rows.num_rows - described.rows.num_rows,
+        carried=None if dated else base,
     )
-    return _publish(state, ds, dataset, added, num_new=added.rows.num_rows - num_known, inputs=inputs)
 
 
-def _previous(site: Site, state: DailyState[PinManifest], ds: str) -> PinManifest:
-    """Return the manifest of the day before; raise PipelineError with the command that builds the missing days."""
+def _base(site: Site, state: PinState, ds: str, source: str) -> PinManifest | None:
+    """Return the manifest of the day that ds builds on; None if ds is built from all files and logs.
+
+    A dated catalogue needs the day before, because nobody promises that the files of all days are kept.
+    """
+    if ds == site.start_ds:
+        return None
     previous_ds = shift_ds(ds, -1)
-    if state.manifest(previous_ds) is None:
+    previous = state.manifest(previous_ds)
+    if not site.source.pins.is_incremental:
+        return previous if previous is not None and previous.get("source") == source else None
+    if previous is None:
         first = next((shift_ds(day, 1) for day in reversed(state.days()) if day < ds), site.start_ds)
         raise PipelineError(
             f"pin_features {ds} builds on {previous_ds}, which is missing",
             f"build the gap with: {materialize_command('pin_features', first, until=ds)}",
         )
-    return state.require(previous_ds)
+    return previous
 
 
-def _build_whole(site: Site, state: DailyState[PinManifest], ds: str, progress: Progress) -> PinManifest:
-    """Build a day from inputs that are not dated, or share the version of a day with the same inputs."""
-    inputs = _fingerprint_inputs(site, ds)
-    for known_ds in reversed(state.days()):
-        known = state.require(known_ds)
-        if known["inputs"] == inputs:
-            shared = known | {"counts": known["counts"] | {"new": 0}}
-            return state.publish(ds, known["versions"], shared)
-    pins = _read_whole(site, progress)
-    dataset = create_bucket(state.bucket_path(0), pins.rows)
-    return _publish(state, ds, dataset, pins, num_new=pins.rows.num_rows, inputs=inputs)
+def _log_days(site: Site, base: PinManifest | None, ds: str, *, is_first: bool) -> list[str]:
+    """Return the days whose pins have to be read: ds, and earlier days of raw_actions that the base does not know as
+    they are now. Only the first day of a run looks for those.
+
+    Built from all logs, a day needs those of the timelines' window; older ones are read as far as they exist.
+    """
+    if base is not None and not is_first:
+        return [ds]
+    ingested = [day for day in ingested_days(site) if day < ds]
+    if base is not None:
+        known = base.get("raw_digests", {})  # a day of layout 1 knows none
+        return [*(day for day in ingested if raw_digest(site, day) != known.get(day)), ds]
+    window = ds_range(max(site.start_ds, shift_ds(ds, 1 - site.timelines.window_days)), ds)
+    return [*(day for day in ingested if site.start_ds <= day < window[0]), *window]
 
 
-def _fingerprint_inputs(site: Site, ds: str) -> str:
-    """Return a digest of everything that the partition is built from; nothing later than ds may be among it."""
-    pins = site.source.pins
-    files: list[Path] = []
-    parts: list[Any] = [pins.model_dump(mode="json")]
-    if pins.catalogue is not None:
-        files += _catalogue_files(site)
-    if isinstance(pins.vectors, NpyVectors):
-        files += [site.log_root / pins.vectors.npy, site.log_root / pins.vectors.ids]
-    if isinstance(pins.vectors, LearnedVectors):
-        parts.append({"held_out_share": site.training.held_out_share})
-        first_ds = shift_ds(pins.vectors.until, -1)
-        if ds < first_ds:
-            raise PipelineError(
-                f"pin vectors are learned from the actions before {pins.vectors.until}, so pin_features exists from "
-                f"{first_ds} on, not for {ds}",
-                "start there, or set an earlier `until`",
-            )
-        for log_ds in ds_range(site.start_ds, first_ds):
-            parts += [entry["sha256"] for entry in require_manifest(site, log_ds)["files"]]
-    for file in files:
-        if not file.is_file():
-            raise PipelineError(f"no file at {file}", "fix `pins` in the site file")
-        parts.append(stamp_of(file))
-    return _digest(parts)
+def _with_log_pins(site: Site, described: pa.Table, log_pins: pa.Array) -> pa.Table:
+    """Return the described pins, and those pins of the log that are not among them."""
+    return joined(described, rows_of_log_pins(without(log_pins, described["pin_id"]), site.source.pins))
+
+
+def _advance(site: Site, state: PinState, base: PinManifest, rows: pa.Table) -> lance.LanceDataset:
+    """Write a new version of the base with these rows; the base's own version if there are none."""
+    path, dim = state.bucket_path(0), base["dim"] or dim_of(rows)
+    if dim != base["dim"] or base.get("layout") != LAYOUT:  # the first vectors of the site: every row gets a new column
+        kept = _open(state, base).to_table()
+        kept = kept.filter(pc.invert(pc.is_in(kept["pin_id"], rows["pin_id"])))
+        return create_bucket(path, joined(kept, rows))
+    return advance_bucket(
+        path,
+        base_version=base["versions"][0],
+        upserts=with_feature_column(rows, dim),
+        deleted_ids=pa.array([], id_arrow_type(site.source.pins.pin_id.type)),
+        key="pin_id",
+        compact_after=site.timelines.compact_after_fragments,
+    )
+
+
+def _open(state: PinState, manifest: PinManifest) -> lance.LanceDataset:
+    return open_dataset(state.bucket_path(0), version=manifest["versions"][0])
 
 
 def _digest(parts: list[Any]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def _catalogue_files(site: Site) -> list[Path]:
-    catalogue = site.source.pins.catalogue
-    assert catalogue is not None
-    files = find_files(catalogue, site.log_root)
-    if not files:
-        raise PipelineError(
-            f"no pin catalogue matches {site.log_root / catalogue.path}", "fix `pins.catalogue.path` in the site file"
-        )
-    return files
-
-
-def undated_catalogue_pins(site: Site) -> pa.Array | None:
-    """Return the pins of an undated catalogue, with a vector or without; None if the site has no such catalogue."""
-    pins = site.source.pins
-    if pins.catalogue is None or pins.catalogue.is_dated:
-        return None
-    return read_catalogue(pins, _catalogue_files(site), dim=None).rows["pin_id"].combine_chunks()
-
-
-def _read_whole(site: Site, progress: Progress) -> Catalogue:
-    """Read all pins: vectors from a column, a matrix or the actions; interests and candidates from the catalogue."""
-    pins = site.source.pins
-    described = None
-    if pins.catalogue is not None:
-        described = read_catalogue(pins, _catalogue_files(site), dim=None)
-        if isinstance(pins.vectors, ColumnVectors):
-            return described
-    if isinstance(pins.vectors, NpyVectors):
-        vectors = read_matrix(pins.vectors, site.log_root, pins)
-    else:
-        assert isinstance(pins.vectors, LearnedVectors)
-        vectors = _learn(site, pins.vectors, site.workspace / "pin_features" / "learning", progress)
-    interest, candidate = pa.repeat(UNKNOWN_INTEREST, len(vectors)), pa.repeat(True, len(vectors))
-    if described is not None:
-        position = pc.index_in(vectors["pin_id"], described.rows["pin_id"])
-        interest = described.rows["interest"].take(position).fill_null(UNKNOWN_INTEREST)
-        candidate = described.rows["is_candidate"].take(position).fill_null(False)  # not in the catalogue
-    rows = vectors.append_column("interest", interest).append_column("is_candidate", candidate)
-    return Catalogue(rows, [] if described is None else described.quarantined)
-
-
-def _learn(site: Site, vectors: LearnedVectors, temp_dir: Path, progress: Progress) -> pa.Table:
-    days = ds_range(site.start_ds, shift_ds(vectors.until, -1))
-    files = [fetched(path) for ds in days for path in bucket_files(site, ds).values()]
-    progress(f"learning pin vectors from {len(days)} days of the training users' co-engagement")
-    learned = learn_pin_vectors(
-        files,
-        until=ds_start(vectors.until),
-        config=CoengagementConfig(**vectors.model_dump(exclude={"until"}), held_out_share=site.training.held_out_share),
-        memory_limit=f"{site.engine.memory_mb}MB",
-        temp_dir=temp_dir,
-    )
-    progress(_describe_learned(learned, vectors))
-    return learned.table
-
-
-def _describe_learned(learned: PinVectors, vectors: LearnedVectors) -> str:
-    """Return how many pins and actions have a learned vector, and the keys of the site file that change it."""
-    left_out = [
-        f"{learned.num_pins_rare:,} pins have fewer than source.pins.vectors.min_count={vectors.min_count} users",
-        f"{learned.num_pins_over_limit:,} are beyond source.pins.vectors.max_pins={vectors.max_pins}",
-        f"{learned.num_pins_without_vector:,} share no user with another such pin often enough",
-    ]
-    counts = (learned.num_pins_rare, learned.num_pins_over_limit, learned.num_pins_without_vector)
-    reasons = [reason for reason, num_pins in zip(left_out, counts, strict=True) if num_pins]
-    return (
-        f"learned vectors for {learned.num_pins_kept:,} of {learned.num_pins_seen:,} pins, which have "
-        f"{learned.num_actions_kept / learned.num_actions:.1%} of the training users' {learned.num_actions:,} actions "
-        f"before {vectors.until}" + (f"; without a vector: {', '.join(reasons)}" if reasons else "")
-    )
-
-
 def _publish(
-    state: DailyState[PinManifest],
+    state: PinState,
     ds: str,
     dataset: lance.LanceDataset,
-    pins: Catalogue,
+    described: Catalogue,
+    origin: PinOrigin,
     *,
+    content: str,
     num_new: int,
-    inputs: str,
+    num_log: int,
+    carried: PinManifest | None = None,
 ) -> PinManifest:
-    """Write the quarantine and the manifest of a day."""
-    if pins.rows.num_rows == 0 and dataset.count_rows() == 0:
-        raise _nothing_usable(ds, pins.quarantined)
+    """Write the quarantine and the manifest of a day.
+
+    `carried` is the day that read the undated catalogue: its quarantine is that of this day, too.
+    """
     quarantine = Quarantine(state.root / "quarantine" / f"{ds}.parquet")
     quarantine.path.parent.mkdir(parents=True, exist_ok=True)
     quarantine.path.unlink(missing_ok=True)
-    for row in pins.quarantined:
+    for row in described.quarantined:
         quarantine.add(*row)
     quarantine.close()
-    published = state.publish(
-        ds,
-        [dataset.version],
-        {
-            "inputs": inputs,
-            "dim": dataset.schema.field("feature").type.list_size,
-            "counts": {
-                "pins": dataset.count_rows(),
-                "candidates": dataset.count_rows("is_candidate"),
-                "new": num_new,
-                "updated": pins.rows.num_rows - num_new,
-                "quarantined": len(pins.quarantined),
-                "fragments": len(dataset.get_fragments()),
-            },
-            "quarantined_by_reason": dict(quarantine.by_reason),
-        },
-    )
-    return published
+    counts: PinTotals = {
+        "pins": dataset.count_rows(),
+        "candidates": dataset.count_rows("is_candidate"),
+        "with_feature": dataset.count_rows("has_feature"),
+        "new": num_new,
+        "new_in_log": num_log,
+        "updated": described.rows.num_rows + num_log - num_new,
+        "quarantined": len(described.quarantined) if carried is None else carried["counts"]["quarantined"],
+        "fragments": len(dataset.get_fragments()),
+    }
+    manifest = {
+        **origin,
+        "content": content,
+        "dim": dim_of(dataset.schema.empty_table()),
+        "counts": counts,
+        "quarantined_by_reason": (dict(quarantine.by_reason) if carried is None else carried["quarantined_by_reason"]),
+    }
+    return state.publish(ds, [dataset.version], manifest)
 
 
 def _nothing_usable(ds: str, quarantined: list[QuarantinedRow]) -> PipelineError:
-    if not quarantined:
-        return PipelineError(f"pin_features {ds}: the catalogue has no pins at all")
     file, number, reason, _ = quarantined[0]
     return PipelineError(
-        f"pin_features {ds}: no pin could be used. {file}, row {number}: {reason}", "fix `pins` in the site file"
+        f"pin_features {ds}: no pin of the catalogue could be used. {file}, row {number}: {reason}",
+        "fix `pins` in the site file",
     )

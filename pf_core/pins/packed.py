@@ -1,6 +1,8 @@
 """Packed pins: a pin_features partition as flat arrays on disk, memory-mapped by training and inference.
 
-    feature.npy         float32 (pins, dim), in ascending order of pin_id; a pin is known by its row here
+    feature.npy         float32 (pins, dim), in ascending order of pin_id; a pin is known by its row here. Zeros where a
+                        pin has no content vector; dim is 0 if no pin has one
+    has_feature.npy     whether each pin has a content vector
     pin_id.arrow        the ids in the same order; `lookup.find_pins` finds the row of an id
     candidates.npy      rows of the pins that Homefeed may show
     interest.npy        number of each pin's interest, in the order of first appearance
@@ -25,7 +27,7 @@ from pf_core.config.site import Site
 from pf_core.engine.daily_state import Manifest, open_dataset, take_rows
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import hash_slices
-from pf_core.pins.features import PinManifest, pin_state
+from pf_core.pins.features import PinManifest, pin_state, refuse_older_layout
 from pf_core.progress import Progress
 from pf_core.schemas import id_arrow_type
 from pf_core.storage.arrays import NpyFile
@@ -47,20 +49,40 @@ PACKS_KEPT = 3
 
 
 def pins_by_id(
-    dataset: lance.LanceDataset, columns: Sequence[str], *, only_candidates: bool = False
+    dataset: lance.LanceDataset,
+    columns: Sequence[str],
+    *,
+    only_candidates: bool = False,
+    only_with_feature: bool = False,
 ) -> Iterator[pa.Table]:
-    """Yield the pins in ascending order of pin_id, in chunks; only the ids of all pins are held in memory."""
-    known = dataset.to_table(columns=["pin_id", "is_candidate"])
-    is_wanted = known["is_candidate"].to_numpy() if only_candidates else np.ones(known.num_rows, bool)
+    """Yield the pins in ascending order of pin_id, in chunks; only the ids of all pins are held in memory.
+
+    `feature` is not in the chunks if no pin has one.
+    """
+    known = dataset.to_table(columns=["pin_id", "is_candidate", "has_feature"])
+    is_wanted = np.ones(known.num_rows, bool)
+    for name, is_needed in (("is_candidate", only_candidates), ("has_feature", only_with_feature)):
+        if is_needed:
+            is_wanted &= known[name].to_numpy()
     rows = np.flatnonzero(is_wanted)
     rows = rows[pc.sort_indices(known["pin_id"].take(pa.array(rows))).to_numpy()]
+    columns = [name for name in columns if name != "feature" or name in dataset.schema.names]
     for start in range(0, len(rows), PIN_BATCH_ROWS):
         yield take_rows(dataset, rows[start : start + PIN_BATCH_ROWS], columns)
 
 
 def finite_features(pins: pa.Table, ds: str) -> np.ndarray:
-    """Return the features of these pins, feature_NF; a value that is not finite is an error that names the pin."""
-    values = pins["feature"].combine_chunks().flatten().to_numpy().reshape(len(pins), -1)
+    """Return the features of these pins, feature_NF, zeros where a pin has none.
+
+    A value that is not finite is an error that names the pin.
+    """
+    if "feature" not in pins.column_names:
+        return np.zeros((len(pins), 0), np.float32)
+    feature = pins["feature"].combine_chunks()
+    values = feature.flatten().to_numpy().reshape(-1, feature.type.list_size)
+    if feature.null_count:
+        given, values = values, np.zeros((len(pins), feature.type.list_size), np.float32)
+        values[feature.is_valid().to_numpy(zero_copy_only=False)] = given
     is_finite = np.isfinite(values).all(axis=1)
     if not is_finite.all():
         pin_id = pins["pin_id"][int(np.argmin(is_finite))].as_py()
@@ -75,24 +97,32 @@ def finite_features(pins: pa.Table, ds: str) -> np.ndarray:
 
 
 def write_pins(site: Site, pins: PinManifest | Manifest, folder: Path) -> dict[str, int]:
-    """Write the arrays of a pin_features partition to a new folder; return the numbers of pins and candidates."""
+    """Write the arrays of a pin_features partition to a new folder.
+
+    Return the numbers of pins, of candidates, and of pins with a feature.
+    """
+    refuse_older_layout(pins)
     folder.mkdir(parents=True, exist_ok=True)
     codes: dict[str, int] = {}
     dataset = open_dataset(pin_state(site).bucket_path(0), version=pins["versions"][0])
     schema = pa.schema([("pin_id", id_arrow_type(site.source.pins.pin_id.type))])
     with (
         closing(NpyFile(folder / "feature.npy", np.float32, row_shape=(pins["dim"],))) as feature,
+        closing(NpyFile(folder / "has_feature.npy", np.bool_)) as has_feature,
         closing(NpyFile(folder / "candidates.npy", np.int64)) as candidates,
         closing(NpyFile(folder / "interest.npy", np.int32)) as interest,
         pa.ipc.new_file(folder / "pin_id.arrow", schema) as ids,
     ):
-        for chunk in pins_by_id(dataset, ["pin_id", "feature", "interest", "is_candidate"]):
+        num_with_feature = 0
+        for chunk in pins_by_id(dataset, ["pin_id", "feature", "interest", "is_candidate", "has_feature"]):
             values = finite_features(chunk, pins["ds"])
             candidates.append(len(feature) + np.flatnonzero(chunk["is_candidate"].to_numpy()))
             feature.append(values)
+            has_feature.append(chunk["has_feature"].to_numpy())
+            num_with_feature += pc.sum(chunk["has_feature"]).as_py()
             interest.append(_number_words(chunk["interest"], codes))
             ids.write_batch(pa.record_batch([chunk["pin_id"].combine_chunks()], schema=schema))
-        return {"pins": len(feature), "candidates": len(candidates)}
+        return {"pins": len(feature), "candidates": len(candidates), "with_feature": num_with_feature}
 
 
 def _number_words(words: pa.ChunkedArray, codes: dict[str, int]) -> np.ndarray:
@@ -133,7 +163,7 @@ def _hash_features(folder: Path) -> None:
     with closing(NpyFile(folder / "feature_hash.npy", np.int64)) as file:
         for first in range(0, len(feature), HASH_BATCH_ROWS):
             rows = np.ascontiguousarray(feature[first : first + HASH_BATCH_ROWS])
-            file.append(hash_slices(rows, np.arange(len(rows) + 1) * rows.strides[0]))
+            file.append(hash_slices(rows, np.arange(len(rows) + 1) * rows.shape[1] * rows.itemsize))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -143,11 +173,14 @@ class PackedPins:
     ids: Path
     """File for `lookup.find_pins`."""
     feature: np.ndarray
+    """Content vectors, feature_NF; zeros where a pin has none."""
+    has_feature: np.ndarray
+    """Whether each pin has a content vector."""
     feature_hash: np.ndarray
 
 
 def open_pins(path: Path) -> PackedPins:
     """Open a pack; one in object storage is copied to this machine's cache first."""
     path = fetched(path)
-    feature, feature_hash = (np.load(path / f"{name}.npy", mmap_mode="r") for name in ("feature", "feature_hash"))
-    return PackedPins(ids=path / "pin_id.arrow", feature=feature, feature_hash=feature_hash)
+    arrays = {name: np.load(path / f"{name}.npy", mmap_mode="r") for name in ("feature", "has_feature", "feature_hash")}
+    return PackedPins(ids=path / "pin_id.arrow", **arrays)

@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from pf_core.config.training import TrainConfig
+from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import Ints, Keys, below, mixed, permuted
 from pf_core.model.sequences import (
     Allocate,
@@ -73,7 +74,8 @@ class Batch(NamedTuple):
     """Whether that pin can be drawn as a random negative, too."""
     pair_feature_PF: Tensor
     random_pin_N: Tensor
-    """Pin rows drawn uniformly from the candidates, with replacement; empty if all negatives are in-batch."""
+    """Pin rows drawn uniformly from the candidates with a content vector, with replacement; empty if all negatives are
+    in-batch."""
     random_feature_NF: Tensor
     num_users: int
     """Number of users with at least one pair."""
@@ -143,7 +145,14 @@ class TrainingBatches(Dataset[Batch]):
         self._path, self._config = training_set, config
         self._rank, self._world_size = rank, world_size
         self._opened: tuple[TrainingSet, BatchPlan] | None = None
-        _chosen_types(config, open_training_set(training_set).action_types)  # refuse unknown types before the start
+        opened = open_training_set(training_set)
+        _chosen_types(config, opened.action_types)  # refuse unknown types before the start
+        if not len(opened.content_candidates):
+            raise PipelineError(
+                "no candidate has a content vector, which this model reads",
+                f"fix source.pins in the site file, then: {materialize_command('pin_features', 'DAY')}, or set "
+                "training.preset to auto",
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_opened": None}
@@ -158,7 +167,9 @@ class TrainingBatches(Dataset[Batch]):
         training_set, plan = self._opened
         user_U = plan.users(step)[self._rank :: self._world_size]
         key_U = plan.user_keys(plan.epoch_of(step), user_U)
-        return sample_batch(training_set, user_U, key_U, self._random_pins(training_set.candidates, step), self._config)
+        return sample_batch(
+            training_set, user_U, key_U, self._random_pins(training_set.content_candidates, step), self._config
+        )
 
     def _random_pins(self, candidates: np.ndarray, step: int) -> Ints:
         loss = self._config.loss
@@ -217,6 +228,8 @@ def sample_batch(
         action_A, type_A, length_U = action_A[kept], type_A[kept], np.bincount(user_A[kept], minlength=len(user_U))
     offsets = np.concatenate([[0], np.cumsum(length_U)])
     is_positive_A = gather_values(timelines.is_positive, action_A)
+    if not training_set.all_have_feature:  # a pin without a content vector is read as zeros and never predicted
+        is_positive_A &= gather_values(training_set.has_feature, gather_values(timelines.pin, action_A))
     if is_target is not None:
         is_positive_A &= is_target[type_A]
     block = lay_out(offsets, gather_values(timelines.ts, action_A), is_positive_A, sampling)
@@ -240,7 +253,7 @@ def sample_batch(
         pair_user_P=copy_to_tensor(pair_user_P, empty),
         pair_weight_P=copy_to_tensor(weight_P.astype(np.float32), empty),
         pair_pin_P=copy_to_tensor(pin_P, empty),
-        pair_is_candidate_P=copy_to_tensor(_is_member(pin_P, training_set.candidates), empty),
+        pair_is_candidate_P=copy_to_tensor(_is_member(pin_P, training_set.content_candidates), empty),
         pair_feature_PF=gather_features(feature, pin_P, empty=empty),
         random_pin_N=copy_to_tensor(random_pin_N, empty),
         random_feature_NF=gather_features(feature, random_pin_N, empty=empty),

@@ -32,8 +32,8 @@ from pf_core.timelines.arrays import encode_words
 from pf_core.timelines.build import TimelineState, read_bucket, timeline_state
 
 WITHOUT_VECTOR = "without_vector.arrow"
-"""File of the held-out users' pins without a feature: user_id, pin_id, and ts, the time of the first action on it. An
-evaluation needs them to know what is new to a user."""
+"""File of the held-out users' pins that pin_features does not have: user_id, pin_id, and ts, the time of the first
+action on it. An evaluation needs them to know what is new to a user."""
 
 
 class Vocabularies(TypedDict):
@@ -56,9 +56,9 @@ class PackedBucket(TypedDict):
     users_forgotten: int
     """Users on the deletion list."""
     no_feature: int
-    """Actions on pins without a feature."""
+    """Actions on pins that pin_features does not have."""
     held_out_no_feature: int
-    """Actions of held-out users on pins without a feature."""
+    """Actions of held-out users on such pins."""
     vocabularies: Vocabularies
 
 
@@ -128,7 +128,7 @@ def pack_buckets(build: Path, site: Site, cut_ds: str, *, engine: Engine, progre
 
 
 def _pack_bucket(task: _BucketTask) -> PackedBucket:
-    """Write the bucket's users, and their actions on pins that have a feature."""
+    """Write the bucket's users, and their actions on pins that pin_features has."""
     timelines = read_bucket(task.timelines, task.cut_ds, task.bucket)
     is_forgotten = pc.is_in(timelines["user_id"], value_set=task.forgotten)
     timelines = timelines.filter(pc.invert(is_forgotten)).sort_by("user_id")

@@ -27,6 +27,7 @@ from pf_core.training.training_set import (
     latest_training_set,
     open_training_set,
     read_training_set_manifest,
+    refuse_without_content,
 )
 
 Measurement = dict[str, float]
@@ -88,6 +89,7 @@ def plan_model(site: Site, preset: Preset | None = None, changes: dict[str, Any]
     path = latest_training_set(site)
     config, chosen = resolve_config(path, preset, changes)
     manifest = read_training_set_manifest(path)
+    refuse_without_content(manifest, config, preset)
     return plan_config(config, path, manifest, models_dir(site), code=code_fingerprint(), chosen=chosen)
 
 

@@ -56,7 +56,7 @@ class TowersTask:
         model = build_model(config, data)
         if config.compile:
             model.encode = torch.compile(model.encode, dynamic=True)  # type: ignore[method-assign]
-        loss = RetrievalLoss(config.loss, num_candidates=len(data.candidates))
+        loss = RetrievalLoss(config.loss, num_candidates=len(data.content_candidates))
         self.module = TrainingStep(model, loss, config.precision).to(rank.device)
         self.optimizer = build_optimizer(self.module, config.optimizer)
         self.held_out = HeldOut.choose(data, config, rank)
@@ -126,6 +126,6 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.A
 
 def _feature_scale(data: TrainingSet) -> float:
     """Return the factor that brings content vectors to unit variance, from a sample of the candidates."""
-    rows = data.sample_candidates(SCALE_SAMPLE_PINS, np.random.default_rng(0))
+    rows = data.sample_candidates(SCALE_SAMPLE_PINS, np.random.default_rng(0), only_with_feature=True)
     mean_square = float(np.square(data.pin_feature[rows], dtype=np.float64).mean())
     return 1 / math.sqrt(mean_square) if mean_square > 0 else 1.0

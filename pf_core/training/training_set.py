@@ -5,8 +5,10 @@ All arrays are memory-mapped: processes share them, and the corpus needs no RAM.
 
 The set is a function of user_timelines[cut_ds], pin_features[cut_ds], the deletion list and the site file; nothing in
 it is later than the cut. Users are held out by hash: they evaluate a model and never train it. Their words do not enter
-the vocabularies, nor their actions the pin vectors that are learned from co-engagement, where a site has none of its
-own. The fingerprint depends only on the content: the same data has the same fingerprint.
+the vocabularies. The fingerprint depends only on the content: the same data has the same fingerprint.
+
+All pins of pin_features are kept, with a content vector or without (`has_feature`). A model that reads content vectors
+reads zeros for a pin without one, and never predicts, draws or ranks such a pin.
 
 Publishing a set removes the previous one. A job that has the previous set open continues to read it (Linux keeps the
 files that a process has mapped), but it cannot be opened again.
@@ -15,12 +17,14 @@ files that a process has mapped), but it cannot be opened again.
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
 from pf_core.config.site import Site
+from pf_core.config.training import TrainConfig
 from pf_core.days import ds_start_us, shift_ds
 from pf_core.engine.base import Engine
 from pf_core.errors import PipelineError, materialize_command
@@ -45,7 +49,7 @@ class DroppedCounts(TypedDict):
     """Actions that are in the timelines and not in the set, by reason; an action counts once."""
 
     no_feature: int
-    """Actions on pins without a feature."""
+    """Actions on pins that pin_features does not have."""
     unknown_action_type: int
     """Actions of held-out users with an action type that no training user has."""
     unknown_surface: int
@@ -63,6 +67,8 @@ class TrainingSetCounts(TypedDict):
     """Users on the deletion list."""
     pins: int
     candidates: int
+    with_feature: NotRequired[int]
+    """Pins with a content vector; not in sets of older versions."""
 
 
 class TrainingSetManifest(TypedDict):
@@ -100,7 +106,9 @@ class TrainingSet:
     train: Timelines
     held_out: Timelines
     pin_feature: np.ndarray
-    """Content vectors by pin row, feature_NF."""
+    """Content vectors by pin row, feature_NF; zeros where a pin has none. F is 0 if the site has no vectors."""
+    has_feature: np.ndarray
+    """Whether each pin row has a content vector."""
     candidates: np.ndarray
     """Rows of the pins that may be shown on Homefeed, ascending."""
     action_types: list[str]
@@ -113,9 +121,27 @@ class TrainingSet:
     def num_pins(self) -> int:
         return len(self.pin_feature)
 
-    def sample_candidates(self, size: int, rng: np.random.Generator) -> np.ndarray:
+    @cached_property
+    def all_have_feature(self) -> bool:
+        """Whether every pin has a content vector."""
+        return bool(np.all(self.has_feature))
+
+    @property
+    def is_content_known(self) -> bool:
+        """Whether any pin has a content vector."""
+        return self.pin_feature.shape[1] > 0
+
+    @cached_property
+    def content_candidates(self) -> np.ndarray:
+        """Rows of the candidates that have a content vector, ascending: what the towers can draw and rank."""
+        if self.all_have_feature:
+            return self.candidates
+        return np.asarray(self.candidates[self.has_feature[self.candidates]])
+
+    def sample_candidates(self, size: int, rng: np.random.Generator, *, only_with_feature: bool = False) -> np.ndarray:
         """Return the rows of `size` distinct candidates, ascending; all candidates if there are no more."""
-        return np.asarray(self.candidates[sample_below(len(self.candidates), size, rng)])
+        candidates = self.content_candidates if only_with_feature else self.candidates
+        return np.asarray(candidates[sample_below(len(candidates), size, rng)])
 
     def interests(self) -> np.ndarray:
         """Return the code of each pin row's interest."""
@@ -129,6 +155,14 @@ class TrainingSet:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open_training_set, (self.path,)
+
+
+def refuse_without_content(manifest: TrainingSetManifest, config: TrainConfig, preset: str) -> None:
+    """Refuse to train the towers, which read content vectors, on a set without any."""
+    if config.parts is None and manifest["feature_dim"] == 0:
+        raise PipelineError(
+            f"preset {preset} reads content vectors, and the site has none", "set training.preset to auto"
+        )
 
 
 def sample_below(num: int, size: int, rng: np.random.Generator) -> np.ndarray:
@@ -147,6 +181,11 @@ def open_training_set(path: Path) -> TrainingSet:
             f"build one with: {materialize_command('training_set')}",
         )
     path = fetched(path)
+    if not (path / "pins" / "has_feature.npy").is_file():
+        raise PipelineError(
+            f"{path} was built by an older version, without the pins that have no content vector",
+            f"rebuild it with: {materialize_command('training_set')}",
+        )
     manifest = read_training_set_manifest(path)
     return TrainingSet(
         path=path,
@@ -154,6 +193,7 @@ def open_training_set(path: Path) -> TrainingSet:
         train=_open_split(path / "train"),
         held_out=_open_split(path / "held_out"),
         pin_feature=np.load(path / "pins" / "feature.npy", mmap_mode="r"),
+        has_feature=np.load(path / "pins" / "has_feature.npy", mmap_mode="r"),
         candidates=np.load(path / "pins" / "candidates.npy", mmap_mode="r"),
         action_types=manifest["vocabularies"]["action_type"],
         surfaces=manifest["vocabularies"]["surface"],
@@ -251,6 +291,7 @@ def _fill(build: Path, site: Site, cut_ds: str, engine: Engine, progress: Progre
         "users_forgotten": packed["users_forgotten"],
         "pins": num_pins["pins"],
         "candidates": num_pins["candidates"],
+        "with_feature": num_pins["with_feature"],
     }
     _refuse_if_useless(site, cut_ds, counts, vocabularies)
     assert joined["first_us"] is not None, "there are users to train on, and each has an action"
@@ -290,8 +331,8 @@ def _refuse_if_useless(site: Site, cut_ds: str, counts: TrainingSetCounts, vocab
         raise PipelineError(
             f"no user is left to train on as of {cut_ds}: {counts['held_out']['users']:,} are held out, and "
             f"{counts['users_left_out']:,} have no usable action ({counts['dropped']['no_feature']:,} actions are on "
-            "pins without a feature)",
-            "lower training.held_out_share in the site file, or fix source.pins in it and then: "
+            "pins that pin_features does not have)",
+            "lower training.held_out_share in the site file, or rebuild the pins: "
             + materialize_command("pin_features", cut_ds),
         )
     if train["positives"] == 0:

@@ -1,8 +1,9 @@
 """Recall on held-out users during training: a sign of progress that uses nothing after the cut.
 
 The held-out users are embedded as of VALIDATION_DAYS before the cut, and their positives from then to the cut are
-retrieved from an index of random candidates (paper, section 4.1, on a smaller scale). Whether a model is promoted is
-decided after training, on the days after the cut (pf_core/evaluation).
+retrieved from an index of random candidates (paper, section 4.1, on a smaller scale); pins without a content vector are
+neither searched for nor in the index. Whether a model is promoted is decided after training, on the days after the cut
+(pf_core/evaluation).
 """
 
 from dataclasses import dataclass
@@ -86,6 +87,7 @@ class HeldOut:
             first, last = int(timelines.offsets[user]), int(timelines.offsets[user + 1])
             split = first + int(np.searchsorted(timelines.ts[first:last], split_us))
             liked = np.unique(timelines.pin[split:last][timelines.is_positive[split:last]])
+            liked = liked[data.has_feature[liked]]
             if split > first and len(liked):
                 users.append(np.full(len(liked), len(starts)))
                 pins.append(liked)
@@ -102,7 +104,7 @@ class HeldOut:
             ends=np.array(ends, np.int64)[mine],
             positive_user=liked_by[is_mine] // rank.world_size,
             positive_pin=liked_pin[is_mine].astype(np.int64),
-            index_pin=data.sample_candidates(config.evaluate_pins, rng),
+            index_pin=data.sample_candidates(config.evaluate_pins, rng, only_with_feature=True),
         )
 
     def recall(self, embedder: Embedder, *, k: int) -> float:

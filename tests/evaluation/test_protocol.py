@@ -80,6 +80,8 @@ def same(one: Scores, other: Scores) -> bool:
 class ByNumber:
     """Users and pins on a line: a user stands at the pin that she saw last, pins at their own row; nearer is better."""
 
+    ranks = None
+
     def embed(self, user_Q: np.ndarray, end_Q: np.ndarray) -> QueryVectors:
         at = torch.from_numpy(self.question.timelines.pin[end_Q - 1]).float()
         return QueryVectors(np.arange(len(end_Q) + 1), torch.stack([at, torch.ones(len(at))], 1))

@@ -91,7 +91,8 @@ def write_set(folder: Path, train: list[list[Action]], *, interests: int = 4) ->
     rng = np.random.default_rng(0)
     feature = rng.normal(size=(NUM_PINS, 4)).astype(np.float32)
     interest = (np.arange(NUM_PINS) % interests).astype(np.int32)
-    _save(folder / "pins", {"feature": feature, "candidates": np.arange(NUM_PINS), "interest": interest})
+    pins = {"feature": feature, "candidates": np.arange(NUM_PINS), "interest": interest}
+    _save(folder / "pins", pins | {"has_feature": np.ones(NUM_PINS, bool)})
     manifest = {
         "cut_ds": "2027-02-04",
         "cut_us": START_US + CUT_DAYS * DAY_US,
@@ -280,6 +281,8 @@ class Random:
         first = self.question.timelines.offsets[user]
         own = np.unique(self.question.timelines.pin[first:end]).tolist() if self.with_increments else []
         return {int(pin): 0.5 + (pin * end) % 7 / 3 for pin in own}
+
+    ranks = None
 
     def embed(self, user_Q: np.ndarray, end_Q: np.ndarray) -> QueryVectors:
         rows = [

@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 
 from pf_core.config.site import Site
 from pf_core.config.source import NpyVectors, PinsSource
-from pf_core.config.training import TrainingConfig
 from pf_core.days import ds_range
 from pf_core.engine.daily_state import Manifest
 from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
-from pf_core.hashing import is_held_out
 from pf_core.logs.ingest import ingest_days
+from pf_core.logs.partition import read_manifest
 from pf_core.pins.catalogue import Catalogue, read_catalogue, read_matrix
 from pf_core.pins.checks import judge_coverage
 from pf_core.pins.features import build_pin_features, feature_coverage, pin_state, read_pin_features
@@ -47,7 +46,7 @@ def lines(path: Path, *rows: Any) -> Path:
     return path
 
 
-def features(catalogue: Catalogue) -> dict[Any, list[float]]:
+def features(catalogue: Catalogue) -> dict[Any, list[float] | None]:
     return {row["pin_id"]: row["feature"] for row in catalogue.rows.to_pylist()}
 
 
@@ -70,9 +69,9 @@ def test_good_rows_are_contract_rows_by_pin_id(tmp_path: Path) -> None:
     )
     catalogue = read_catalogue(pins_source(interest="topic", is_candidate="shown"), [path], dim=None)
     assert catalogue.quarantined == []
-    assert catalogue.rows.select(["pin_id", "feature", "interest", "is_candidate"]).schema == pin_features_schema(
-        "int", 2
-    )
+    columns = ["pin_id", "feature", "interest", "is_candidate"]
+    expected = pin_features_schema("int", 2)
+    assert catalogue.rows.select(columns).schema == pa.schema([expected.field(name) for name in columns])
     assert sorted(catalogue.rows.column_names) == ["feature", "interest", "is_candidate", "pin_id"]
     assert catalogue.rows.to_pylist() == [
         {"pin_id": 3, "feature": [3.0, 4.0], "interest": "food", "is_candidate": False},
@@ -95,13 +94,12 @@ def test_unusable_rows_have_a_reason_each(tmp_path: Path) -> None:
         vector=[[1.0, 2.0], [3.0], [1.0, 1.0], [math.nan, 1.0], [9.0, 9.0], None, [1.0, None], [1.0, math.inf]],
     )
     catalogue = read_catalogue(pins_source(), [path], dim=None)
-    assert features(catalogue) == {1: [1.0, 2.0]}
+    assert features(catalogue) == {1: [1.0, 2.0], 4: None}  # pin 4 has no vector
     assert rejects(catalogue) == {
         2: "feature: not 2 numbers, like the first",
         3: "pin_id: missing (column id)",
         4: "feature: a value is missing or not finite",
         5: "pin_id: a second row of this pin",
-        6: "feature: not a list of numbers (column vector)",
         7: "feature: a value is missing or not finite",
         8: "feature: a value is missing or not finite",
     }
@@ -128,13 +126,23 @@ def test_vectors_of_json_lines(tmp_path: Path) -> None:
         {"id": 5, "vector": [3e0, -4]},
     )
     catalogue = read_catalogue(pins_source(catalogue={"path": "pins.jsonl"}), [path], dim=None)
-    assert features(catalogue) == {1: [1.0, 2.5], 5: [3.0, -4.0]}
+    assert features(catalogue) == {1: [1.0, 2.5], 4: None, 5: [3.0, -4.0]}
     assert rejects(catalogue) == {
         2: "malformed: not a JSON object",
         3: "feature: a value is missing or not finite",
         4: "feature: not a list of numbers (column vector)",
-        5: "feature: not a list of numbers (column vector)",
     }
+
+
+def test_a_catalogue_without_any_vector_has_no_column_of_them(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "pins.parquet", id=[2, 1], vector=pa.nulls(2, pa.list_(pa.float32())))
+    catalogue = read_catalogue(pins_source(), [path], dim=None)
+    assert catalogue.rows.to_pylist() == [
+        {"pin_id": pin_id, "interest": "unknown", "is_candidate": True} for pin_id in (1, 2)
+    ]
+    given = read_catalogue(pins_source(), [path], dim=3)
+    assert given.rows.schema.field("feature").type == pa.list_(pa.float32(), 3)
+    assert features(given) == {1: None, 2: None}
 
 
 @pytest.mark.parametrize(
@@ -248,12 +256,10 @@ def test_every_row_is_a_pin_or_a_reject(
         vector=pa.array([vector for _, vector in table], pa.list_(pa.float32())),
     )
     catalogue = read_catalogue(pins_source(), [path], dim=dim)
-    expected: dict[int, list[float | None]] = {}
+    expected: dict[int, list[float | None] | None] = {}
     for pin_id, vector in table:
-        is_usable = (
-            vector is not None and len(vector) == dim and all(v is not None and math.isfinite(v) for v in vector)
-        )
-        if pin_id is not None and vector is not None and is_usable:
+        is_usable = vector is None or (len(vector) == dim and all(v is not None and math.isfinite(v) for v in vector))
+        if pin_id is not None and is_usable:
             expected.setdefault(pin_id, vector)
     assert features(catalogue) == expected
     assert list(features(catalogue)) == sorted(expected)
@@ -331,7 +337,7 @@ def test_a_truncated_matrix_is_named(tmp_path: Path, num_bytes: int) -> None:
 # The asset
 
 
-ACTIONS = {
+ACTIONS: dict[str, Any] = {
     "path": "actions.csv",
     "user_id": "user",
     "pin_id": "pin",
@@ -355,14 +361,28 @@ def site_with(root: Path, pins: PinsSource, **timelines: int) -> Site:
     )
 
 
+def ingest(site: Site, *days: str) -> None:
+    engine = LocalEngine(num_workers=1, memory_mb=64, temp_dir=site.directory / "temp")
+    forgotten = pa.array([], pa.int64())
+    list(ingest_days(site, days, engine=engine, forgotten=forgotten, progress=lambda message: None))
+
+
 def build(site: Site, *days: str) -> list[Manifest]:
+    """Build the days; a day of raw_actions that is missing gets a log without actions."""
+    if not (site.log_root / "actions.csv").exists():
+        lines(site.log_root / "actions.csv", "user,pin,at\n")
+    missing = [ds for ds in ds_range(DAYS[0], days[-1]) if read_manifest(site, ds) is None]
+    if missing:
+        ingest(site, *missing)
     engine = LocalEngine(num_workers=1, memory_mb=64, temp_dir=site.directory / "temp")
     return list(build_pin_features(site, days, engine=engine, progress=lambda message: None))
 
 
 def pins_of(site: Site, ds: str) -> dict[Any, dict[str, Any]]:
     rows = read_pin_features(site, ds).to_pylist()
-    pins = {row["pin_id"]: {name: value for name, value in row.items() if name != "pin_id"} for row in rows}
+    assert all(row["has_feature"] == (row.get("feature") is not None) for row in rows)
+    left_out = ("pin_id", "has_feature")
+    pins = {row["pin_id"]: {name: value for name, value in row.items() if name not in left_out} for row in rows}
     assert len(pins) == len(rows)
     return pins
 
@@ -539,9 +559,11 @@ def test_a_csv_describes_the_pins_of_a_matrix(tmp_path: Path) -> None:
         1: {"feature": [0.0, 1.0], "interest": "art", "is_candidate": True},
         2: {"feature": [1.0, 1.0], "interest": "food", "is_candidate": False},
         3: {"feature": [1.0, 0.0], "interest": "unknown", "is_candidate": False},  # known by its vector alone
+        8: {"feature": None, "interest": "art", "is_candidate": True},
     }
-    assert manifest["counts"]["pins"] == 3
-    assert manifest["counts"]["candidates"] == 1
+    assert manifest["counts"]["pins"] == 4
+    assert manifest["counts"]["with_feature"] == 3
+    assert manifest["counts"]["candidates"] == 2
 
 
 def test_a_matrix_alone(tmp_path: Path) -> None:
@@ -555,8 +577,8 @@ def test_days_with_unchanged_inputs_share_a_version(tmp_path: Path) -> None:
     site = site_with(tmp_path, described_matrix(tmp_path))
     manifests = build(site, *DAYS[:3])
     assert len({manifest["versions"][0] for manifest in manifests}) == 1
-    assert [manifest["counts"]["new"] for manifest in manifests] == [3, 0, 0]
-    assert [manifest["counts"]["pins"] for manifest in manifests] == [3, 3, 3]
+    assert [manifest["counts"]["new"] for manifest in manifests] == [4, 0, 0]
+    assert [manifest["counts"]["pins"] for manifest in manifests] == [4, 4, 4]
     assert pins_of(site, DAYS[0]) == pins_of(site, DAYS[2])
 
 
@@ -594,116 +616,6 @@ def test_a_missing_input_is_named(tmp_path: Path, name: str) -> None:
         build(site, DAYS[0])
 
 
-# Learned vectors
-
-
-UNTIL = DAYS[3]
-
-
-def planted_actions(root: Path, *, last_pins: Sequence[int]) -> None:
-    """Two crowds, each with pins of its own until UNTIL; on that day everybody takes `last_pins`."""
-    rows = ["user,pin,at\n"]
-    for user in range(12):
-        crowd = user % 2
-        for index, ds in enumerate(DAYS[:3]):
-            pins = [100 * crowd + (user // 2 + index + step) % 4 for step in range(3)]
-            rows += [f"{user},{pin},{ds}T{10 + step}:00:00Z\n" for step, pin in enumerate(pins)]
-        rows += [f"{user},{pin},{UNTIL}T{10 + step}:00:00Z\n" for step, pin in enumerate(last_pins)]
-    lines(root / "actions.csv", *rows)
-
-
-def learning_site(root: Path, *, last_pins: Sequence[int] = (0, 100)) -> Site:
-    root.mkdir(exist_ok=True)
-    planted_actions(root, last_pins=last_pins)
-    learned = {"until": UNTIL, "dim": 2, "min_count": 2, "window_actions": 3}
-    return site_with(root, pins_source(pin_id="pin", catalogue=None, vectors=learned))
-
-
-def ingest(site: Site, *days: str) -> None:
-    engine = LocalEngine(num_workers=1, memory_mb=64, temp_dir=site.directory / "temp")
-    forgotten = pa.array([], pa.int64())
-    list(ingest_days(site, days, engine=engine, forgotten=forgotten, progress=lambda message: None))
-
-
-def test_learned_vectors_tell_the_crowds_apart(tmp_path: Path) -> None:
-    site = learning_site(tmp_path)
-    ingest(site, *DAYS[:3])
-    (manifest,) = build(site, DAYS[2])
-    pins = pins_of(site, DAYS[2])
-    assert set(pins) == {0, 1, 2, 3, 100, 101, 102, 103}
-    assert manifest["dim"] == 2
-    vectors = {pin_id: np.array(pin["feature"]) / np.linalg.norm(pin["feature"]) for pin_id, pin in pins.items()}
-    within = min(vectors[0] @ vectors[3], vectors[100] @ vectors[103])
-    across = max(vectors[one] @ vectors[other] for one in range(4) for other in range(100, 104))
-    assert within > across
-
-
-def test_no_partition_knows_vectors_learned_from_its_future(tmp_path: Path) -> None:
-    site = learning_site(tmp_path)
-    ingest(site, *DAYS[:4])
-    for ds in DAYS[:2]:
-        with pytest.raises(
-            PipelineError, match=rf"before {UNTIL}, so pin_features exists from {DAYS[2]} on, not for {ds}"
-        ):
-            build(site, ds)
-    manifests = build(site, *DAYS[2:4])
-    assert manifests[0]["versions"] == manifests[1]["versions"]
-
-
-def test_learned_vectors_are_independent_of_later_actions(tmp_path: Path) -> None:
-    early = learning_site(tmp_path / "early")
-    ingest(early, *DAYS[:3])
-    build(early, DAYS[2])
-    late = learning_site(tmp_path / "late", last_pins=[100, 0, 101, 1, 777])
-    ingest(late, *DAYS[:4])
-    build(late, *DAYS[2:4])
-    for ds in DAYS[2:4]:
-        assert pins_of(late, ds) == pins_of(early, DAYS[2])
-        assert 777 not in pins_of(late, ds)
-
-
-def test_learned_vectors_are_independent_of_held_out_users(tmp_path: Path) -> None:
-    ids = pa.array(range(100, 200))
-    held_out = ids.filter(pa.array(is_held_out(ids, 0.1))).to_pylist()
-    sites = [learning_site(tmp_path / name) for name in ("without", "with")]
-    log = sites[1].log_root / "actions.csv"
-    planted = [f"{user},{pin},{DAYS[1]}T15:00:00Z\n" for user in held_out for pin in (0, 100, 2, 102, 777)]
-    log.write_text(log.read_text() + "".join(planted))
-    for site in sites:
-        ingest(site, *DAYS[:3])
-        build(site, DAYS[2])
-    assert pins_of(sites[1], DAYS[2]) == pins_of(sites[0], DAYS[2])
-    nobody = TrainingConfig(held_out_share=0.0)
-    manifests = build(sites[1].model_copy(update={"training": nobody}), DAYS[2])  # the share is one of the inputs
-    assert manifests[0]["counts"]["pins"] == 8 + 1
-    assert pins_of(sites[1], DAYS[2]) != pins_of(sites[0], DAYS[2])
-
-
-def test_learning_reports_the_share_of_actions_and_the_key(tmp_path: Path) -> None:
-    site = learning_site(tmp_path)
-    log = site.log_root / "actions.csv"
-    (trained,) = [user for user in range(12, 14) if not is_held_out(pa.array([user]), 0.1)[0]][:1]
-    log.write_text(log.read_text() + "".join(f"{trained},{pin},{DAYS[0]}T15:00:00Z\n" for pin in range(900, 910)))
-    ingest(site, *DAYS[:3])
-    messages: list[str] = []
-    engine = LocalEngine(num_workers=1, memory_mb=64, temp_dir=site.directory / "temp")
-    list(build_pin_features(site, [DAYS[2]], engine=engine, progress=messages.append))
-    num_trained = int((~is_held_out(pa.array(range(12)), 0.1)).sum())
-    num_kept, num_actions = num_trained * 9, num_trained * 9 + 10
-    assert messages[1] == (
-        f"learned vectors for 8 of 18 pins, which have {num_kept / num_actions:.1%} of the training users' "
-        f"{num_actions} actions before {UNTIL}; without a vector: 10 pins have fewer than "
-        "source.pins.vectors.min_count=2 users"
-    )
-
-
-def test_learning_needs_every_day_before_it(tmp_path: Path) -> None:
-    site = learning_site(tmp_path)
-    ingest(site, DAYS[0])
-    with pytest.raises(PipelineError, match=rf"raw_actions has no partition {DAYS[1]}; .*--partition {DAYS[1]} "):
-        build(site, DAYS[2])
-
-
 # Coverage
 
 
@@ -723,7 +635,7 @@ def test_coverage_is_the_share_of_actions_whose_pin_has_a_feature(tmp_path: Path
     assert math.isnan(feature_coverage(site, DAYS[3]))  # no actions
     results = [judge_coverage(site, ds) for ds in DAYS[:4]]
     assert [result.passed for result in results] == [False, False, True, True]
-    assert results[0].reason == "75.00% of the day's actions have a pin feature, expected are 90%"
+    assert results[0].reason == "75.00% of the day's actions have a pin with a content vector, expected are 90%"
 
 
 def test_coverage_looks_at_the_pins_of_the_same_day(tmp_path: Path) -> None:

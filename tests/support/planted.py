@@ -26,6 +26,7 @@ def write_planted_set(path: Path, *, num_users: int = 240, num_held_out: int = 6
     _save(
         path / "pins",
         feature=feature.astype(np.float32),
+        has_feature=np.ones(num_pins, bool),
         candidates=np.arange(num_pins),
         interest=interest_of_pin.astype(np.int32),
     )

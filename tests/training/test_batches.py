@@ -43,6 +43,7 @@ def make_set(tmp_path: Path) -> MakeSet:
         }
         pins = {
             "feature": np.arange(num, dtype=np.float32)[:, None] * np.arange(1, FEATURE_DIM + 1, dtype=np.float32),
+            "has_feature": np.ones(num, bool),
             "candidates": np.flatnonzero(np.arange(num) % 3),
         }
         path = tmp_path / f"set-{len(list(tmp_path.iterdir()))}"

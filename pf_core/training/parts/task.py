@@ -262,9 +262,7 @@ def validate(model: PartsModel, rows: DayRows) -> dict[str, float]:
             totals[name] += float((_is_found(logits_BM, part, 10) * part.weight_T).sum())
         is_found_T = is_new_T & _is_found(new_BM, part, 10)
         num_new_B = torch.bincount(part.target_row_T[is_new_T], minlength=part.own.num_users)
-        found_B = torch.bincount(
-            part.target_row_T[is_new_T & _is_found(new_BM, part, 10)], minlength=part.own.num_users
-        )
+        found_B = torch.bincount(part.target_row_T[is_found_T], minlength=part.own.num_users)
         totals["discovery_at_10"] += float((found_B / num_new_B.clamp(min=1)).sum())
         num_new += int((num_new_B > 0).sum())
     num_users = max(1, rows.own.num_users)

@@ -1,0 +1,199 @@
+"""Counts of pins: on how many user-days a pin had a positive action, in the windows that end with a day.
+
+A user-day of a pin is a user with at least one positive action on it on that day. Held-out users and users on the
+deletion list do not count, so that neither the evaluated users nor forgotten ones can leak into what is shown or
+learned. Nothing later than the day is read.
+
+    pin_counts/2026-01-03.arrow     pin_id (ascending) and user_days of the pins with any on that day
+    pin_counts/2026-01-03.json      what the file was counted from (DayManifest)
+
+A day is counted once, when it is first needed, and again if its raw_actions or the definition of its counts changed. If
+the deletion list changed, the users of the day are read, and the day is counted again only if it concerns them.
+`counts_as_of` adds up the files of at most 364 days.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pf_core.config.site import Site
+from pf_core.days import ds_range, shift_ds
+from pf_core.hashing import digest_of, is_held_out
+from pf_core.logs.deletion_list import read_deletion_list
+from pf_core.logs.partition import bucket_files, raw_digest
+from pf_core.logs.positives import positive_mask
+from pf_core.logs.routing import day_number
+from pf_core.schemas import id_arrow_type
+from pf_core.storage.arrays import read_arrow
+from pf_core.storage.cache import fetched
+from pf_core.storage.files import read_json, read_parquet, write_file, write_json
+
+WINDOWS_DAYS = (1, 7, 28, 91, 364)
+"""Lengths of the windows; the last one is the longest."""
+
+NO_DAY = -1
+"""`first_day_N` of a pin without any user-day."""
+
+ROWS_AT_ONCE = 1 << 20
+"""Rows of days that are collected before they are added up."""
+
+READ_COLUMNS = ("user_id", "pin_id", "action_type", "surface", "duration_s")
+
+
+class CountSettings(TypedDict):
+    """What decides the counts of a day, besides the deletion list."""
+
+    raw_digest: str
+    positive: dict[str, Any]
+    """source.positive in the site file."""
+    held_out_share: float
+
+
+class DayManifest(TypedDict):
+    """What the counts of a day were made from."""
+
+    ds: str
+    settings: CountSettings
+    deletion_list: str
+    """Digest of the deletion list."""
+    forgotten: str
+    """Digest of the users on the list who have an action on the day."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PinCounts:
+    """User-days of pins as of a day; pins without any in the longest window are left out."""
+
+    ids: pa.Array
+    """Pin ids, ascending."""
+    user_days_NW: np.ndarray
+    """User-days of each pin in each of WINDOWS_DAYS, int64; windows end with the day, which is included."""
+    first_day_N: np.ndarray
+    """First day with a user-day in the longest window, as days since 1970, int32."""
+
+    def of(self, pin_ids: pa.Array) -> "PinCounts":
+        """Return the counts of these pins, in their order; 0 and NO_DAY for a pin without any."""
+        row = pc.index_in(pin_ids, value_set=self.ids).fill_null(-1).to_numpy(zero_copy_only=False)
+        is_counted = row >= 0
+        user_days_NW = np.zeros((len(row), len(WINDOWS_DAYS)), np.int64)
+        first_day_N = np.full(len(row), NO_DAY, np.int32)
+        user_days_NW[is_counted] = self.user_days_NW[row[is_counted]]
+        first_day_N[is_counted] = self.first_day_N[row[is_counted]]
+        return PinCounts(ids=pin_ids, user_days_NW=user_days_NW, first_day_N=first_day_N)
+
+
+# A day
+
+
+def day_counts(site: Site, ds: str) -> pa.Table:
+    """Return pin_id (ascending) and user_days (int32) of a day; count them if that was not done as the site is now."""
+    return _read_day(_ensure_day(site, ds, read_deletion_list(site)))
+
+
+def _ensure_day(site: Site, ds: str, forgotten: pa.Array) -> Path:
+    """Return the file of a day; it is counted if the file does not exist or is out of date."""
+    folder = site.directory / "pin_counts"
+    path, manifest_path = folder / f"{ds}.arrow", folder / f"{ds}.json"
+    settings: CountSettings = {
+        "raw_digest": raw_digest(site, ds),
+        "positive": site.source.positive.model_dump(mode="json"),
+        "held_out_share": site.training.held_out_share,
+    }
+    deletion_list = digest_of({"users": forgotten.to_pylist()})
+    before: DayManifest | None = read_json(manifest_path) if manifest_path.exists() else None
+    is_same = before is not None and before["settings"] == settings
+    if before is not None and is_same and before["deletion_list"] == deletion_list:
+        return path
+    files = list(bucket_files(site, ds).values())
+    active = _digest_of_forgotten(files, forgotten)
+    if before is None or not is_same or before["forgotten"] != active:
+        counts = _count(site, files, forgotten)
+        with write_file(path) as temporary, pa.ipc.new_file(temporary, counts.schema) as writer:
+            writer.write_table(counts)
+    manifest: DayManifest = {"ds": ds, "settings": settings, "deletion_list": deletion_list, "forgotten": active}
+    write_json(manifest_path, manifest)
+    return path
+
+
+def _digest_of_forgotten(files: list[Path], forgotten: pa.Array) -> str:
+    """Return a digest of the users on the deletion list who have an action in these files."""
+    found: set[Any] = set()
+    for path in files if len(forgotten) else ():
+        user_ids = read_parquet(path, columns=["user_id"])["user_id"].unique()
+        found |= set(user_ids.filter(pc.is_in(user_ids, forgotten)).to_pylist())
+    return digest_of({"users": sorted(found)})
+
+
+def _count(site: Site, files: list[Path], forgotten: pa.Array) -> pa.Table:
+    """Count the distinct users of each pin. A user is in one bucket, so the counts of buckets add up."""
+    parts = [_empty(site)]
+    for path in files:
+        actions = read_parquet(path, columns=list(READ_COLUMNS))
+        actions = actions.filter(pa.array(positive_mask(actions, site.source.positive)))
+        actions = actions.filter(pc.invert(pc.is_in(actions["user_id"], forgotten)))
+        held_out = is_held_out(actions["user_id"].combine_chunks(), site.training.held_out_share)
+        pairs = actions.filter(pa.array(~held_out)).select(["user_id", "pin_id"]).group_by(["user_id", "pin_id"])
+        counted = pairs.aggregate([]).group_by("pin_id").aggregate([("user_id", "count")])
+        parts.append(counted.rename_columns({"user_id_count": "user_days"}).select(["pin_id", "user_days"]))
+    summed = pa.concat_tables([part.cast(parts[0].schema) for part in parts]).group_by("pin_id")
+    counts = summed.aggregate([("user_days", "sum")]).rename_columns({"user_days_sum": "user_days"})
+    return counts.select(["pin_id", "user_days"]).cast(parts[0].schema).sort_by("pin_id").combine_chunks()
+
+
+def _empty(site: Site) -> pa.Table:
+    pin_id = id_arrow_type(site.source.actions.pin_id.type)
+    return pa.schema([("pin_id", pin_id), ("user_days", pa.int32())]).empty_table()
+
+
+def _read_day(path: Path) -> pa.Table:
+    return read_arrow(fetched(path))
+
+
+# Windows
+
+
+def counts_as_of(site: Site, ds: str) -> PinCounts:
+    """Return the counts of the windows that end with ds, which is included; days before the site's start have none.
+
+    Every day of the longest window must be in raw_actions. Memory holds the counted pins, and ROWS_AT_ONCE rows or as
+    many as there are pins.
+    """
+    windows, last = [f"window_{days}" for days in WINDOWS_DAYS], day_number(ds)
+    aggregations = [*((name, "sum") for name in windows), ("day", "min")]
+    parts: list[pa.Table] = []
+    num_pending = 0
+    for day, counts in _days(site, ds):
+        user_days = counts["user_days"].cast(pa.int64())
+        none = pa.repeat(pa.scalar(0, pa.int64()), len(counts))
+        columns = {
+            name: user_days if last - day < days else none for name, days in zip(windows, WINDOWS_DAYS, strict=True)
+        }
+        first = pa.repeat(pa.scalar(day, pa.int32()), len(counts))
+        parts.append(pa.table({"pin_id": counts["pin_id"], **columns, "day": first}))
+        num_pending += len(counts)
+        if num_pending > max(ROWS_AT_ONCE, len(parts[0])):
+            parts, num_pending = [_summed(parts, aggregations)], 0
+    total = _summed(parts, aggregations).sort_by("pin_id")
+    return PinCounts(
+        ids=total["pin_id"].combine_chunks(),
+        user_days_NW=np.stack([total[name].to_numpy() for name in windows], axis=1),
+        first_day_N=total["day"].to_numpy().astype(np.int32),
+    )
+
+
+def _days(site: Site, ds: str) -> Iterator[tuple[int, pa.Table]]:
+    """Yield day number and counts of the days of the longest window."""
+    forgotten = read_deletion_list(site)
+    for day in ds_range(max(site.start_ds, shift_ds(ds, 1 - WINDOWS_DAYS[-1])), ds):
+        yield day_number(day), _read_day(_ensure_day(site, day, forgotten))
+
+
+def _summed(parts: list[pa.Table], aggregations: list[tuple[str, str]]) -> pa.Table:
+    """Return one row for each pin: sums of the windows, and the first day."""
+    total = pa.concat_tables(parts).group_by("pin_id").aggregate(aggregations)
+    return total.rename_columns({f"{name}_{how}": name for name, how in aggregations})
