@@ -482,7 +482,7 @@ def test_evaluation_days_by_default(
     site, days = small_site().site, ds_range(shift_ds(START, -3), shift_ds(START, num_days + 3))
     newest = shift_ds(START, num_days - 1)
     monkeypatch.setattr("pf_core.training.cut.ingested_days", lambda _: days)
-    monkeypatch.setattr("pf_core.training.cut._newest_timelines", lambda _: newest)
+    monkeypatch.setattr("pf_core.training.cut.newest_timelines", lambda _: newest)
     assert evaluation_days_of(site)["num_days"] == kept
     assert cut_of(site) == shift_ds(newest, -kept)
     assert cut_of(site) >= site.start_ds
