@@ -207,7 +207,7 @@ def _refuse_another_model(site: Site, ds: str, served: ServedModel) -> None:
 
 @dataclass(kw_only=True)
 class _Pass:
-    """One pass over a day's candidates with a content vector, from their features into the dataset, with statistics of the embeddings."""
+    """One pass over a day's candidates with a content vector, from their features into the dataset; counts norms."""
 
     ds: str
     features: lance.LanceDataset
