@@ -32,13 +32,14 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inference, "BLOCK_USERS", 16)
 
 
-@pytest.fixture(params=["all parts", "no memory", "no content", "content alone"])
+@pytest.fixture(params=["all parts", "no memory", "no content", "content alone", "transformer"])
 def known(request: pytest.FixtureRequest, tmp_path: Path) -> KnownPins:
     config = {
         "all parts": {},
         "no memory": {"memory": False},
         "no content": {"content": False},
         "content alone": {"factor_dim": 0, "trend_dim": 0},
+        "transformer": {"transformer_layers": 2, "transformer_dim": 16, "sequence_length": 12},
     }
     model = random_model(content_dim=6, memory_size=10, **config[request.param])
     return known_pins(model, random_table(model, tmp_path, num_pins=IN_TABLE), num_pins=NUM_PINS)

@@ -67,8 +67,8 @@ def test_factors_are_those_of_a_full_decomposition() -> None:
     days = np.zeros((30, 12))
     for user in range(30):
         mine = slice(*timelines.offsets[user : user + 2].tolist())
-        pairs = {(pin, ts // module.DAY_US) for pin, ts in zip(timelines.pin[mine].tolist(), timelines.ts[mine])}
-        for pin, used in pairs:
+        day_A = timelines.ts[mine] // module.DAY_US
+        for pin, used in set(zip(timelines.pin[mine].tolist(), day_A.tolist(), strict=True)):
             days[user, pin] += used < day
     matrix = np.log1p(days) / np.sqrt((days > 0).sum(axis=0) + 5)
     _, singular, right = np.linalg.svd(matrix)
@@ -90,8 +90,8 @@ def test_turning_keeps_products_and_comes_close() -> None:
 
 @pytest.mark.parametrize(
     "users",
-    [[], [[]], [[(1.0, 0, 0, True)]], [[(1.0, 0, 0, True)], [(1.0, 1, 0, True)]], [[(9.0, 0, 0, True)]] * 3],
-    ids=["nobody", "no action", "one pair", "two apart", "all later"],
+    [[[]], [[(1.0, 0, 0, True)]], [[(1.0, 0, 0, True)], [(1.0, 1, 0, True)]], [[(9.0, 0, 0, True)]] * 3],
+    ids=["no action", "one pair", "two apart", "all later"],
 )
 def test_logs_with_nothing_to_decompose(users: list[list[Action]]) -> None:
     found = fit(timelines_of(*users), 5, num_pins=2, dim=4)
