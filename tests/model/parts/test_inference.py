@@ -56,7 +56,7 @@ def record(records: Records, row: int) -> tuple[bytes, bytes, bytes]:
     return values[0].tobytes(), values[1].tobytes(), values[2].tobytes()
 
 
-LENGTHS = [*([1] * 12), *range(1, 60), 900, 2, 300, 700, *range(40, 3, -1), 500, *([1] * 7)]
+LENGTHS = [*([1] * 8), *range(1, 40, 2), 900, 2, 300, 700, *range(40, 3, -3), 500, *([1] * 5)]
 """Many users with one action; users with more than 128 own pins, which is more than a block."""
 
 
@@ -67,12 +67,12 @@ def test_who_else_is_embedded_changes_no_bit(known: KnownPins) -> None:
     together = embed(known, timelines, np.arange(num_users))
     expected = [record(together, user) for user in range(num_users)]
     rng = np.random.default_rng(1)
-    for size in (num_users, num_users, 50, 17, 5, 3, 2):
+    for size in (num_users, num_users, 30, 17, 5, 2):
         users = rng.permutation(num_users)[:size]
         found = embed(known, timelines, users)
         for row, user in enumerate(users.tolist()):
             assert record(found, row) == expected[user], (size, user)
-    for user in range(num_users):
+    for user in range(0, num_users, 2):
         assert record(embed(known, timelines, [user]), 0) == expected[user], user
 
 
