@@ -35,7 +35,7 @@ class DayCounts(NamedTuple):
     user_days_NW: np.ndarray
     """User-days in each of WINDOWS_DAYS."""
     age_N: np.ndarray
-    """Days since the first user-day, at least 1; 0 for a pin without any."""
+    """Days since the first user-day in the longest window, at least 1; 0 for a pin without any."""
     num_days: int
     """Days from the first day of the log: a window is no longer than that."""
 
