@@ -65,8 +65,7 @@ def run_stages(site: Site, folder: Path) -> Site:
     site = benchmark_site(site, folder / "cache")
     engine = engine_in(folder)
     ingest_log(site, engine=engine, progress=silent)
-    site, note = build_pins(site, CUT_DS, engine=engine, progress=silent)
-    assert note is None
+    build_pins(site, CUT_DS, engine=engine, progress=silent)
     return site
 
 
