@@ -12,6 +12,7 @@ from pf_assets.assets.evaluation import evaluation_checks, offline_evaluation_as
 from pf_assets.assets.experiments import ablation_runs_asset, paper_report_asset
 from pf_assets.assets.logs import log_checks, pin_features_asset, raw_actions_asset
 from pf_assets.assets.model import model_checks, pinnerformer_model_asset, training_set_asset
+from pf_assets.assets.refit import refit_checks, refitted_model_asset
 from pf_assets.assets.serving import pin_embeddings_asset, pin_index_asset, release_asset, serving_checks
 from pf_assets.assets.timelines import timeline_checks, user_timelines_asset
 from pf_assets.schedules import failure_sensor, schedules
@@ -42,6 +43,7 @@ def _pipeline(site: Site) -> dg.Definitions:
             training_set_asset(site),
             pinnerformer_model_asset(site),
             offline_evaluation_asset(site),
+            *([refitted_model_asset(site)] if site.training.refit else []),
             ablation_runs_asset(site),
             paper_report_asset(site),
             user_embeddings_asset(site),
@@ -55,6 +57,7 @@ def _pipeline(site: Site) -> dg.Definitions:
             *timeline_checks(site),
             *model_checks(site),
             *evaluation_checks(site),
+            *(refit_checks(site) if site.training.refit else []),
             *embedding_checks(site),
             *serving_checks(site),
         ],

@@ -19,7 +19,8 @@ DAILY_ASSETS = (
     *("pin_embeddings", "pin_index", "release"),
 )
 
-TRAINING_ASSETS = ("training_set", "pinnerformer_model", "offline_evaluation")
+TRAINING_ASSETS = ("training_set", "pinnerformer_model", "offline_evaluation", "refitted_model")
+"""The weekly assets; a site without `training.refit` does not have the last one."""
 
 KEEP_MODEL = {"ops": {"user_embeddings": {"config": {"keep_model": True}}}}
 """Run configuration: days that are embedded again because of late rows keep their model, new days use the champion."""
@@ -33,8 +34,9 @@ def schedules(site: Site) -> list[dg.ScheduleDefinition]:
     )
     training = dg.define_asset_job(
         "weekly_training",
-        dg.AssetSelection.assets(*TRAINING_ASSETS),
-        description="Trains a model on a new training set and evaluates it; a good one becomes the champion.",
+        dg.AssetSelection.assets(*training_assets(site)),
+        description="Trains a model on a new training set and evaluates it; a good one becomes the champion, and is "
+        "refitted until the newest day.",
     )
 
     @dg.schedule(
@@ -54,6 +56,11 @@ def schedules(site: Site) -> list[dg.ScheduleDefinition]:
         description="Trains a model on the newest days; the evaluation decides whether it is promoted.",
     )
     return [daily_release_schedule, weekly]
+
+
+def training_assets(site: Site) -> list[str]:
+    """Return the weekly assets of a site in their order."""
+    return [asset for asset in TRAINING_ASSETS if asset != "refitted_model" or site.training.refit]
 
 
 def morning_days(site: Site, ds: str) -> list[str]:

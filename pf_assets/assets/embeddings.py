@@ -43,7 +43,8 @@ def user_embeddings_asset(site: Site) -> dg.AssetsDefinition:
             dg.AssetDep("raw_actions"),
             dg.AssetDep("user_timelines"),
             dg.AssetDep("pin_features"),
-            dg.AssetDep("offline_evaluation"),  # chooses the champion
+            # offline_evaluation chooses the champion, and refitted_model brings it up to date
+            dg.AssetDep("refitted_model" if site.training.refit else "offline_evaluation"),
             dg.AssetDep("user_embeddings", partition_mapping=YESTERDAY),
         ],
         kinds={"lance", "pytorch"},
@@ -53,7 +54,8 @@ def user_embeddings_asset(site: Site) -> dg.AssetsDefinition:
         """New embeddings of the users who were active on the day, from their newest actions (paper, section 3.6).
 
         Only active users need a new embedding, which makes a daily update affordable. Every row names its model: the
-        champion at the start of the run. On the first day, and after the champion has changed, all users are embedded.
+        champion's refit, or the champion, at the start of the run. On the first day, and after this model has changed,
+        all users are embedded.
         """
         from pf_core.embeddings.users import embed_days  # brings torch, which takes seconds
 
@@ -62,7 +64,7 @@ def user_embeddings_asset(site: Site) -> dg.AssetsDefinition:
             manifests = embed_days(
                 site,
                 context.partition_keys,
-                model_for=models.as_before if config.keep_model else models.champion,
+                model_for=models.as_before if config.keep_model else models.newest,
                 everyone=config.everyone,
                 engine=engine,
                 forgotten=read_deletion_list(site),

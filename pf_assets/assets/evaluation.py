@@ -1,4 +1,4 @@
-"""Group `model`, last asset: candidate and champion are evaluated, and the rule promotes the candidate or does not.
+"""Group `model`: candidate and champion are evaluated, and the rule promotes the candidate or does not.
 
 Training makes no champion, not even of the first model: without an evaluation, or `pf promote`, nothing is served.
 """
@@ -83,8 +83,8 @@ def offline_evaluation_asset(site: Site) -> dg.AssetsDefinition:
 
         Two questions: all positives, and discovery, where only pins that are new to the user count. Recall by action
         type, diversity, embeddings made once, daily and in realtime, baselines. A model that is not good enough must
-        not be served, and a good one need not wait for a person. A new champion serves from the next new day of
-        user_embeddings on, which embeds all users with it.
+        not be served, and a good one need not wait for a person. A new champion, which refitted_model first trains
+        until the newest day, serves from the next new day of user_embeddings on: that day embeds all users with it.
         """
         from pf_core.evaluation.promotion import NamedModel, evaluate_and_decide  # brings torch, which takes seconds
 

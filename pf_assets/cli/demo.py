@@ -28,6 +28,7 @@ from pf_core.storage.builds import MANIFEST
 from pf_core.storage.files import read_json
 from pf_core.timelines.build import timeline_state
 from pf_core.training.plan import current_model, plan_model
+from pf_core.training.refit import current_refit
 from pf_core.world import config as world_config
 
 SERVED_DAYS = 4
@@ -55,6 +56,8 @@ def demo() -> None:
         materialize(",".join(missing))
     if missing or not _is_evaluated(site):
         materialize("offline_evaluation")
+    if site.training.refit and _wants_refit(site):
+        materialize("refitted_model")
     _serve(site)
     _summarize(site, time.monotonic() - started)
     show_recommendations(site, _active_user(site), k=10, recent=10)
@@ -91,6 +94,13 @@ def _is_evaluated(site: Site) -> bool:
     return is_its and tracking.champion() is not None
 
 
+def _wants_refit(site: Site) -> bool:
+    """Whether the candidate was accepted, and has no refit yet."""
+    tracking = Tracking(site)
+    champion = tracking.champion()
+    return champion is not None and champion == tracking.candidate() and tracking.refit_of(champion) is None
+
+
 def _summarize(site: Site, seconds: float) -> None:
     assert site.end_ds is not None
     days = ds_range(site.start_ds, site.end_ds)
@@ -116,11 +126,23 @@ def _summarize(site: Site, seconds: float) -> None:
         f"held-out users after {result['num_steps']:,} steps in {result['seconds'] / 60:.1f} min\n"
         f"                      {run_url(TrackedRun(**model['mlflow']), mlflow_server())}\n"
         f"  offline_evaluation  {NEXT_LINE.join(_evaluation_lines(evaluation))}\n"
+        f"{_refit_line(site)}"
         f"  snapshot            {snapshot['users']:,} users: {snapshot['refreshed']:,} refreshed, "
         f"{snapshot['new']:,} new, {snapshot['carried_over']:,} carried over\n"
         f"  release             {release['release']}: {release['counts']['users']:,} users, "
         f"{release['counts']['pins']:,} pins, model {release['model_version']}\n"
         f"  in                  {site.directory}\n"
+    )
+
+
+def _refit_line(site: Site) -> str:
+    """Return the line about the refit that serves; empty without one."""
+    refit = current_refit(site) if site.training.refit else None
+    if refit is None:
+        return ""
+    return (
+        f"  refitted_model      {refit['model_version']}: {refit['refit_of']} trained until {refit['cut_ds']} "
+        f"instead of {refit['judged_cut_ds']}, in {refit['result']['seconds'] / 60:.1f} min\n"
     )
 
 

@@ -39,9 +39,12 @@ def status() -> None:
         for ds, reason in list(row.stale.items())[:3]:
             typer.secho(f"{'':<24} {ds}: {reason}", fg="yellow")
     tracking = Tracking(site)
-    for alias, model in (("champion", tracking.champion()), ("candidate", tracking.candidate())):
-        typer.echo(f"{alias:<24} {'none yet' if model is None else model.served_version}")
-    if not _show_verdict(site, tracking.candidate()):
+    champion, candidate = tracking.champion(), tracking.candidate()
+    for alias, model in (("champion", champion), ("candidate", candidate)):
+        refit = None if model is None else tracking.refit_of(model)
+        serves = "" if refit is None else f", refitted as {refit.served_version} until {refit.tags['cut_ds']}"
+        typer.echo(f"{alias:<24} {'none yet' if model is None else model.served_version}{serves}")
+    if not _show_verdict(site, candidate):
         raise typer.Exit(1)
 
 

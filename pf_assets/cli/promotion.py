@@ -19,7 +19,7 @@ def promote(
     if version is not None and undo:
         raise PipelineError("a version and --undo are given", "give one of them")
     if undo:
-        _announce(tracking.undo_promotion(because=because))
+        _announce(tracking, tracking.undo_promotion(because=because))
     elif version is not None:
         if not because:
             raise PipelineError(
@@ -28,15 +28,17 @@ def promote(
         tracking.promote(version, because=because)
         champion = tracking.champion()
         assert champion is not None
-        _announce(champion)
+        _announce(tracking, champion)
     else:
         _list(tracking)
 
 
-def _announce(champion: RegisteredModel) -> None:
+def _announce(tracking: Tracking, champion: RegisteredModel) -> None:
+    refit = tracking.refit_of(champion)
+    serves = "it" if refit is None else f"its refit, version {refit.version}, model {refit.served_version}"
     typer.echo(
         f"the champion is version {champion.version}, model {champion.served_version}. The next new day of "
-        "user_embeddings embeds all users with it; until that day is released, the current release stays"
+        f"user_embeddings embeds all users with {serves}; until that day is released, the current release stays"
     )
 
 
@@ -48,6 +50,10 @@ def _list(tracking: Tracking) -> None:
         )
     champion, candidate = tracking.champion(), tracking.candidate()
     for model in models:
+        if model.judged_version is not None:
+            until = f"refit of version {model.judged_version}, until {model.tags['cut_ds']}"
+            typer.echo(f"version {model.version:<4} {model.served_version:<18} {until}")
+            continue
         aliases = [alias for alias, one in (("champion", champion), ("candidate", candidate)) if one == model]
         recall, discovery, coverage = (
             model.tags.get(f"evaluation_{name}", "-")

@@ -15,7 +15,7 @@ from pf_assets.metadata.model import plot_training
 from pf_assets.metadata.pages import save_figure
 from pf_assets.settings import REPOSITORY, mlflow_server
 from pf_assets.tracking.runs import RunStore, TrackedRun, git_commit, run_url
-from pf_assets.tracking.tracking import Tracking
+from pf_assets.tracking.tracking import JUDGED_VERSION_TAG, REFIT_OF_TAG, RegisteredModel, Tracking
 from pf_core.config.site import Site
 from pf_core.storage.files import remove_tree, rename_folder, write_json
 from pf_core.training.plan import Measurement, PlannedModel, training_fault
@@ -27,8 +27,13 @@ NUM_OBSERVATIONS = 30
 OBSERVED = ("loss", "recall_at_10", "temperature", "examples_per_s", "data_wait_share")
 
 
-def train_and_register(context: dg.AssetExecutionContext, site: Site, plan: PlannedModel) -> TrackedRun:
-    """Train the model unless it is trained already, and register it as the candidate if its loss fell."""
+def train_and_register(
+    context: dg.AssetExecutionContext, site: Site, plan: PlannedModel, *, refit_of: RegisteredModel | None = None
+) -> TrackedRun:
+    """Train the model unless it is trained already, and register it if its loss fell.
+
+    It is registered as the candidate, or as the refit of a judged model.
+    """
     tracking = Tracking(site)
     run = tracking.find(plan.run_dir)
     if plan.is_trained:
@@ -38,6 +43,8 @@ def train_and_register(context: dg.AssetExecutionContext, site: Site, plan: Plan
         )
     if run is None or run.version is None or not plan.is_trained:
         tags = source_tags(context, site) | model_tags(site, plan)
+        if refit_of is not None:
+            tags |= {JUDGED_VERSION_TAG: str(refit_of.version), REFIT_OF_TAG: refit_of.served_version}
         params = plan.config.model_dump(mode="json")
         run = tracking.start(plan.run_dir, name=plan.model_version, params=params, tags=tags)
         context.log.info(f"model {plan.model_version}; MLflow run {run_url(run, mlflow_server())}")
@@ -50,7 +57,9 @@ def train_and_register(context: dg.AssetExecutionContext, site: Site, plan: Plan
     if fault is not None:
         context.log.error(f"model {plan.model_version} is not registered: {fault}")
         return run
-    return tracking.register(run, plan.run_dir, model_version=plan.model_version)
+    return tracking.register(
+        run, plan.run_dir, model_version=plan.model_version, refit_of=refit_of, cut_ds=plan.manifest["cut_ds"]
+    )
 
 
 def train_planned(

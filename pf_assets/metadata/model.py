@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from pf_assets.metadata.pages import MAX_SAMPLE_ROWS, Metadata, picture, table
 from pf_core.training.auto import Choice
 from pf_core.training.cut import EvaluationDays
+from pf_core.training.refit import RefitManifest
 
 
 def describe_training_set(path: Path, manifest: Mapping[str, Any]) -> Metadata:
@@ -69,6 +70,20 @@ def describe_model(
         "config": dg.MetadataValue.json(manifest["config"]),
         "mlflow_run": dg.MetadataValue.url(mlflow_url),
         "path": dg.MetadataValue.path(str(run_dir / "model")),
+    }
+
+
+def describe_refit(
+    run_dir: Path, manifest: RefitManifest, history: Sequence[Mapping[str, float]], mlflow_url: str
+) -> Metadata:
+    """What was refitted until which day, and which model the figures of the evaluation belong to."""
+    return {
+        "refitted": True,
+        "refit_of": manifest["refit_of"],
+        "judged_version": manifest["judged_version"],
+        "judged_until": manifest["judged_cut_ds"],
+        "figures": f"offline_evaluation judged {manifest['refit_of']}; the refit has seen its days and is not judged",
+        **describe_model(run_dir, manifest, history, mlflow_url),
     }
 
 

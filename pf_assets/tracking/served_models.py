@@ -1,4 +1,4 @@
-"""The model that embeds a day: the registry's champion, or the model that the day was embedded with before."""
+"""The model that embeds a day: the champion's refit, the champion, or the model that the day was embedded with."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,23 +19,23 @@ EMBEDDINGS = "user_embeddings,user_embedding_snapshot,pin_embeddings,pin_index,r
 
 
 class ServedModels:
-    """Finds the model of a day. The champion is read once: a promotion during a run does not affect the run."""
+    """Finds the model of a day. The served model is read once: a promotion during a run does not affect the run."""
 
     def __init__(self, site: Site) -> None:
         self._tracking = Tracking(site)
         self._days = embedding_state(site)
-        self._champion = self._tracking.champion()
+        self._newest = self._tracking.served()
 
-    def champion(self, ds: str) -> "ServedModel":
-        """Return the champion, whichever model the day was embedded with before."""
-        if self._champion is None:
+    def newest(self, ds: str) -> "ServedModel":
+        """Return the champion's refit, or the champion without one, whichever model the day was embedded with."""
+        if self._newest is None:
             raise _no_champion(self._tracking.candidate())
-        return _served(self._champion)
+        return _served(self._newest)
 
     def as_before(self, ds: str) -> "ServedModel":
-        """Return the model that the day was embedded with, or the champion for a new day."""
+        """Return the model that the day was embedded with, or `newest` for a new day."""
         manifest = self._days.manifest(ds)
-        return self.champion(ds) if manifest is None else _served(self._find(manifest["model_version"], ds))
+        return self.newest(ds) if manifest is None else _served(self._find(manifest["model_version"], ds))
 
     def of_users(self, ds: str) -> "ServedModel":
         """Return the model of the day's users, for the day's pins: vectors of two models cannot be compared."""
@@ -47,8 +47,8 @@ class ServedModels:
         return run_url(self._tracking.run_of(model), mlflow_server())
 
     def _find(self, served_version: str, ds: str) -> RegisteredModel:
-        if self._champion is not None and self._champion.served_version == served_version:
-            return self._champion
+        if self._newest is not None and self._newest.served_version == served_version:
+            return self._newest
         found = self._tracking.find_served(served_version)
         if found is None:
             raise PipelineError(

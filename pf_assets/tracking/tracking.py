@@ -4,6 +4,10 @@ A model in our own format (safetensors and JSON) is an artifact of its run and a
 the newest model whose loss fell, `champion` the one that serves. Registering a model makes no champion, not even of the
 first one: `offline_evaluation` or `pf promote` does. Tags of the registered model keep the history of champions with
 the reasons, so that a promotion can be undone. Where the history and the alias disagree, the alias is right.
+
+A refit (`training.refit`) is a version, too, with the tags `refit_of` (the judged model) and `judged_version` (its
+version). Candidate and champion are judged models: they are evaluated, compared and promoted. What serves is the
+champion's newest refit, or the champion while it has none.
 """
 
 import json
@@ -14,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pf_assets.tracking.runs import RUN_FILE, RunStore, TrackedRun, artifact_path
+from pf_core.config.site import Site
 from pf_core.errors import PipelineError
 from pf_core.storage.files import write_json
 
@@ -29,6 +34,12 @@ DECISION_TAG = "evaluation_decision"
 
 VERDICT_TAG = "model_beats_baselines"
 """Tag of an evaluated model: whether the check of this name passed, with the figures."""
+
+JUDGED_VERSION_TAG = "judged_version"
+"""Tag of a refit: registry version of the judged model."""
+
+REFIT_OF_TAG = "refit_of"
+"""Tag of a refit: served version of the judged model."""
 
 PROMOTION_TAG = "promotion-"
 """Prefix of the registered model's tags promotion-0000, promotion-0001, … that keep the history."""
@@ -52,6 +63,11 @@ class RegisteredModel:
         """
         return f"{self.model_version}-{self.version}"
 
+    @property
+    def judged_version(self) -> int | None:
+        """Registry version of the judged model, if this model is a refit."""
+        return int(self.tags[JUDGED_VERSION_TAG]) if JUDGED_VERSION_TAG in self.tags else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Promotion:
@@ -68,10 +84,22 @@ class Promotion:
 class Tracking(RunStore):
     """The runs of pinnerformer_model and its registered model; experiment and registered model have the same name."""
 
-    def register(self, run: TrackedRun, run_dir: Path, *, model_version: str) -> TrackedRun:
-        """Make the run's model the candidate.
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self._serves_refits = site.training.refit
 
-        A run's model has one registry version, however often it is registered.
+    def register(
+        self,
+        run: TrackedRun,
+        run_dir: Path,
+        *,
+        model_version: str,
+        refit_of: RegisteredModel | None = None,
+        cut_ds: str | None = None,
+    ) -> TrackedRun:
+        """Make the run's model the candidate, or the refit of a judged model, which `refit_of` names.
+
+        A run's model has one registry version, however often it is registered. `cut_ds` is a refit's last day.
         """
         client = self._client
         if self._entry() is None:
@@ -82,12 +110,22 @@ class Tracking(RunStore):
             version = int(of_this_run[0].version)
         else:
             source = f"{client.get_run(run.run_id).info.artifact_uri}/model"
+            tags, description = {"model_version": model_version}, None
+            if refit_of is not None:
+                tags |= {JUDGED_VERSION_TAG: str(refit_of.version), REFIT_OF_TAG: refit_of.served_version}
+                tags |= {} if cut_ds is None else {"cut_ds": cut_ds}
+                description = (
+                    f"Refit of version {refit_of.version} ({refit_of.served_version}) until {cut_ds}: it serves in its "
+                    f"place. The figures of offline_evaluation are those of version {refit_of.version}; the refit has "
+                    "seen the days of the question and is not evaluated."
+                )
             version = int(
                 client.create_model_version(
-                    self.name, source=source, run_id=run.run_id, tags={"model_version": model_version}
+                    self.name, source=source, run_id=run.run_id, tags=tags, description=description
                 ).version
             )
-        client.set_registered_model_alias(self.name, "candidate", str(version))
+        if refit_of is None:
+            client.set_registered_model_alias(self.name, "candidate", str(version))
         registered = TrackedRun(experiment_id=run.experiment_id, run_id=run.run_id, version=version)
         write_json(run_dir / RUN_FILE, asdict(registered))
         return registered
@@ -95,7 +133,19 @@ class Tracking(RunStore):
     # Models
 
     def champion(self) -> RegisteredModel | None:
+        """Return the judged model whose promotion stands; its refit, if there is one, serves."""
         return self._by_alias("champion")
+
+    def served(self) -> RegisteredModel | None:
+        """Return the model that embeds new days: the champion's newest refit, or the champion itself."""
+        champion = self.champion()
+        return None if champion is None else self.refit_of(champion) or champion
+
+    def refit_of(self, judged: RegisteredModel) -> RegisteredModel | None:
+        """Return the newest refit of a judged model; None without one, or if the site file says refit: false."""
+        if not self._serves_refits:
+            return None
+        return next((model for model in self.versions() if model.judged_version == judged.version), None)
 
     def candidate(self) -> RegisteredModel | None:
         return self._by_alias("candidate")
@@ -121,8 +171,15 @@ class Tracking(RunStore):
 
     def promote(self, version: int, *, because: str) -> None:
         """Make this version the champion; its tag keeps the reason, and the history the champion before it."""
-        if version not in {known.version for known in self.versions()}:
+        known = {model.version: model for model in self.versions()}
+        if version not in known:
             raise PipelineError(f"{self.name} has no version {version}", "`pf promote` lists the registered models")
+        judged_version = known[version].judged_version
+        if judged_version is not None:
+            raise PipelineError(
+                f"version {version} is a refit, which serves when version {judged_version} is the champion",
+                f"pf promote {judged_version} --because TEXT",
+            )
         history, champion = self.promotions(), self.champion()
         self._client.set_model_version_tag(self.name, str(version), "promoted_because", because)
         if champion is None or champion.version != version:
@@ -177,7 +234,11 @@ class Tracking(RunStore):
         entry = self._entry()
         if entry is None or alias not in entry.aliases:
             return None
-        return self._model_of(self._client.get_model_version(self.name, str(entry.aliases[alias])))
+        found = self._model_of(self._client.get_model_version(self.name, str(entry.aliases[alias])))
+        if found.judged_version is None:
+            return found
+        # Somebody set the alias to a refit in MLflow: the judged model is meant, because a refit is never compared.
+        return self._model_of(self._client.get_model_version(self.name, str(found.judged_version)))
 
     def _model_of(self, found: "ModelVersion") -> RegisteredModel:
         return RegisteredModel(

@@ -345,7 +345,8 @@ LEARNED_KEYS = {"until", "dim", "window_actions", "min_count", "max_pins", "max_
 
 def _described_vectors(value: Any) -> Any:
     """Refuse vectors that are to be learned; a plain string stands for `{column: string}`."""
-    if value == "learned" or (isinstance(value, dict) and LEARNED_KEYS & value.keys()):
+    keys = value.keys() if isinstance(value, dict) else set()
+    if value == "learned" or (LEARNED_KEYS & keys and not {"npy", "ids", "column"} & keys):
         raise ValueError(
             "vectors are no longer learned by pin_features; delete `vectors`: the model learns factors itself"
         )

@@ -348,6 +348,9 @@ class TrainingConfig(Strict):
     and tiny train the paper's towers."""
     changes: dict[str, Any] = Field(default_factory=dict)
     """Settings that differ from the preset, nested as in TrainConfig: `{model: {num_layers: 4}}`."""
+    refit: bool = True
+    """Whether an accepted model is trained once more until the newest day, with the same settings; that version
+    serves. With false, the judged model serves."""
     launch: LaunchConfig = LaunchConfig()
     """How the training processes are started."""
 

@@ -1,5 +1,7 @@
 """Checks of the training set and of a trained model, free of any orchestrator."""
 
+from pathlib import Path
+
 from pf_core.check_result import CheckResult
 from pf_core.config.site import Site
 from pf_core.hashing import is_held_out
@@ -7,9 +9,9 @@ from pf_core.training.plan import current_model, models_dir, read_history, train
 from pf_core.training.training_set import latest_training_set, open_training_set
 
 
-def judge_held_out_users(site: Site) -> CheckResult:
+def judge_held_out_users(training_set: Path) -> CheckResult:
     """Every user is in the split that the hash of the user id decides, so that no user is in both."""
-    data = open_training_set(latest_training_set(site))
+    data = open_training_set(training_set)
     share, train, held_out = data.manifest["held_out_share"], data.train.user_ids(), data.held_out.user_ids()
     num_wrong = int(is_held_out(train, share).sum()), int((~is_held_out(held_out, share)).sum())
     reason = (

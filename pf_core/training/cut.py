@@ -22,7 +22,7 @@ class EvaluationDays(TypedDict):
 
 def choose_cut(site: Site, cut_ds: str | None) -> tuple[str, EvaluationDays]:
     """Return the cut, which is `cut_ds` if it is given, and the days between it and the newest timelines."""
-    newest_ds = _newest_timelines(site)
+    newest_ds = newest_timelines(site)
     if cut_ds is None:
         return cut_of(site), evaluation_days_of(site)
     num_days = max(0, (parse_ds(newest_ds) - parse_ds(cut_ds)).days)
@@ -31,7 +31,7 @@ def choose_cut(site: Site, cut_ds: str | None) -> tuple[str, EvaluationDays]:
 
 def cut_of(site: Site) -> str:
     """Return the last day of training: the days after it, up to the newest timelines, are kept for evaluation."""
-    newest_ds, num_days = _newest_timelines(site), evaluation_days_of(site)["num_days"]
+    newest_ds, num_days = newest_timelines(site), evaluation_days_of(site)["num_days"]
     cut_ds = shift_ds(newest_ds, -num_days)
     if cut_ds < site.start_ds:
         most = (parse_ds(newest_ds) - parse_ds(site.start_ds)).days
@@ -49,7 +49,7 @@ def evaluation_days_of(site: Site) -> EvaluationDays:
     num_days = site.training.evaluation_days
     if num_days is not None:
         return {"num_days": num_days, "reason": "training.evaluation_days in the site file"}
-    newest_ds = _newest_timelines(site)
+    newest_ds = newest_timelines(site)
     known = sum(site.start_ds <= ds <= newest_ds for ds in ingested_days(site))
     num_days = default_evaluation_days(known)
     if num_days == 0:
@@ -64,7 +64,8 @@ def default_evaluation_days(num_days: int) -> int:
     return 0 if num_days <= 1 else min(MAX_EVALUATION_DAYS, max(1, num_days // 4))
 
 
-def _newest_timelines(site: Site) -> str:
+def newest_timelines(site: Site) -> str:
+    """Return the newest day of user_timelines."""
     days = timeline_state(site).days()
     if not days:
         raise PipelineError(

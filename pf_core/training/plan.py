@@ -136,7 +136,14 @@ def current_model(site: Site) -> ModelManifest | None:
 
 def write_current_model(site: Site, plan: PlannedModel, *, mlflow: dict[str, Any]) -> ModelManifest:
     """Make a trained model the current one and return its manifest; `mlflow` names its run and registry version."""
-    manifest: ModelManifest = {
+    manifest = describe_model(plan, mlflow=mlflow)
+    write_json(models_dir(site) / MANIFEST, manifest)
+    return manifest
+
+
+def describe_model(plan: PlannedModel, *, mlflow: dict[str, Any]) -> ModelManifest:
+    """Return the manifest of a trained model; `mlflow` names its run and registry version."""
+    return {
         "model_version": plan.model_version,
         "cut_ds": plan.manifest["cut_ds"],
         "training_set": plan.manifest["fingerprint"],
@@ -145,8 +152,6 @@ def write_current_model(site: Site, plan: PlannedModel, *, mlflow: dict[str, Any
         "result": read_json(plan.run_dir / RESULT),
         "mlflow": mlflow,
     }
-    write_json(models_dir(site) / MANIFEST, manifest)
-    return manifest
 
 
 def read_history(run_dir: Path) -> list[Measurement]:

@@ -6,7 +6,7 @@ model/          the trained model (model/checkpoint.py)
 result.json     written last: the run is finished
 """
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 HISTORY = "history.jsonl"
 
@@ -17,6 +17,8 @@ class TrainingResult(TypedDict):
     """result.json."""
 
     num_steps: int
+    chosen_steps: NotRequired[int]
+    """Number of steps whose weights are the model's, where the training chose it; absent if they are the last."""
     num_processes: int
     num_parameters: int
     seconds: float

@@ -215,13 +215,14 @@ def _open_split(folder: Path) -> Timelines:
 
 def latest_training_set(site: Site) -> Path:
     """Return the build folder of the site's published set."""
-    folder = _partition_dir(site)
+    folder = training_sets_dir(site)
     if not (folder / MANIFEST).exists():
         raise PipelineError(f"no training set in {folder}", f"build one with: {materialize_command('training_set')}")
     return folder / str(read_json(folder / MANIFEST)["build"])
 
 
-def _partition_dir(site: Site) -> Path:
+def training_sets_dir(site: Site) -> Path:
+    """Folder of the asset training_set."""
     return site.directory / "training_set"
 
 
@@ -234,7 +235,15 @@ def build_training_set(site: Site, *, cut_ds: str | None, engine: Engine, progre
         f"training_set: training ends with {cut_ds}, {_days(evaluation_days['num_days'])} before the newest timelines "
         f"({evaluation_days['reason']}): the days after it evaluate the model"
     )
-    folder = _partition_dir(site)
+    return publish_training_set(
+        site, training_sets_dir(site), cut_ds, evaluation_days=evaluation_days, engine=engine, progress=progress
+    )
+
+
+def publish_training_set(
+    site: Site, folder: Path, cut_ds: str, *, evaluation_days: EvaluationDays, engine: Engine, progress: Progress
+) -> TrainingSetManifest:
+    """Build the set that ends with `cut_ds` below `folder`, and publish it there; return its manifest."""
     with exclusive(folder, "training_set"):
         with building(folder) as build:
             manifest = _fill(build, site, cut_ds, engine, progress)
@@ -259,7 +268,7 @@ def _fill(build: Path, site: Site, cut_ds: str, engine: Engine, progress: Progre
     Files that grow by appending are written on this machine, and uploaded if the build is in an object store.
     """
     timelines, pins = timeline_state(site).require(cut_ds), pin_state(site).require(cut_ds)
-    target = site.workspace / "training_set" / build.name
+    target = site.workspace / "training_set" / build.name if is_remote(build) else build
     num_pins = write_pins(site, pins, target / "pins")
     if is_remote(build):
         upload(target / "pins" / "pin_id.arrow", build / "pins" / "pin_id.arrow")  # for the workers

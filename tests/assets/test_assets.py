@@ -285,11 +285,12 @@ def test_the_asset_graph(site: Site) -> None:
         "training_set": ("model", ["pin_features", "user_timelines"]),
         "pinnerformer_model": ("model", ["training_set"]),
         "offline_evaluation": ("model", ["pinnerformer_model", "raw_actions", "training_set"]),
+        "refitted_model": ("model", ["offline_evaluation", "pin_features", "pinnerformer_model", "user_timelines"]),
         "ablation_runs": ("experiments", ["raw_actions", "training_set"]),
         "paper_report": ("experiments", ["ablation_runs"]),
         "user_embeddings": (
             "serving",
-            ["offline_evaluation", "pin_features", "raw_actions", "user_embeddings", "user_timelines"],
+            ["pin_features", "raw_actions", "refitted_model", "user_embeddings", "user_timelines"],
         ),
         "user_embedding_snapshot": ("serving", ["user_embedding_snapshot", "user_embeddings"]),
         "pin_embeddings": ("serving", ["pin_features", "user_embeddings"]),
@@ -307,6 +308,7 @@ def test_the_asset_graph(site: Site) -> None:
         "pinnerformer_model:loss_fell_and_is_finite",
         "offline_evaluation:candidate_was_promoted",
         "offline_evaluation:model_beats_baselines",
+        "refitted_model:refit_loss_fell_and_is_finite",
         "user_embeddings:user_embeddings_are_unit_norm",
         "user_embeddings:active_users_are_embedded",
         "user_embedding_snapshot:no_user_is_lost",
@@ -317,7 +319,8 @@ def test_the_asset_graph(site: Site) -> None:
         "release:store_holds_the_snapshot",
     }
     unpartitioned = {node.key.to_user_string() for node in graph.asset_nodes if node.partitions_def is None}
-    assert unpartitioned == {"training_set", "pinnerformer_model", "offline_evaluation", "paper_report"}
+    weekly = {"training_set", "pinnerformer_model", "offline_evaluation", "refitted_model"}
+    assert unpartitioned == weekly | {"paper_report"}
     recipes = graph.get(dg.AssetKey("ablation_runs")).partitions_def
     assert recipes is not None
     assert recipes.get_partition_keys() == list(experiments(site))
@@ -325,6 +328,19 @@ def test_the_asset_graph(site: Site) -> None:
     keys = daily.get_partition_keys()
     assert (keys[0], keys[-1]) == (START, END)
     assert all(node.description for node in graph.asset_nodes)
+
+
+def test_without_refit_the_graph_has_none(site: Site) -> None:
+    judged_serves = site.model_copy(update={"training": site.training.model_copy(update={"refit": False})})
+    for each, expected in ((site, "refitted_model"), (judged_serves, "offline_evaluation")):
+        definitions = build_definitions(each)
+        graph = definitions.resolve_asset_graph()
+        parents = {key.to_user_string() for key in graph.get(dg.AssetKey("user_embeddings")).parent_keys}
+        assert parents & {"refitted_model", "offline_evaluation"} == {expected}
+        assert (dg.AssetKey("refitted_model") in graph.get_all_asset_keys()) == each.training.refit
+        weekly = definitions.resolve_job_def("weekly_training").asset_layer.selected_asset_keys
+        names = {"training_set", "pinnerformer_model", "offline_evaluation", expected}
+        assert {key.to_user_string() for key in weekly} == names
 
 
 def test_raw_actions_are_where_the_page_says(site: Site, instance: dg.DagsterInstance) -> None:

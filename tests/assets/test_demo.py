@@ -45,6 +45,7 @@ def test_the_demo_runs_the_whole_graph_once(
     users = snapshot_state(site).require(LAST)["counts"]["users"]
     assert f"{LAST}.1: {users:,} users" in result.output
     assert "after 4 steps" in result.output
+    assert f"trained until {LAST} instead of {WORLD.dates[-3]}" in result.output
     shown = result.output.split("recommended pins:")[1].strip().splitlines()
     assert len(shown) == 10 + 1  # the pins, and what to do next
     everything = "raw_actions,pin_features,user_timelines"
@@ -53,11 +54,12 @@ def test_the_demo_runs_the_whole_graph_once(
         (everything, WORLD.dates),
         ("training_set,pinnerformer_model", None),
         ("offline_evaluation", None),
+        ("refitted_model", None),
         (serving, WORLD.dates[-4:-1]),
         (f"{everything},{serving}", ds_range(WORLD.dates[-3], LAST)),  # rows may be two days late
     ]
 
     again = CliRunner().invoke(app, ["demo"])
     assert again.exit_code == 0, (again.output, again.exception)
-    assert len(runs.done) == 5, "what is there is left as it is"
+    assert len(runs.done) == 6, "what is there is left as it is"
     assert again.output.split("recommended pins:")[1] == result.output.split("recommended pins:")[1]

@@ -245,7 +245,7 @@ def test_the_demo_evaluates_every_candidate(site: Site) -> None:
 
 def refusal(site: Site) -> str:
     with pytest.raises(PipelineError) as refused:
-        ServedModels(site).champion("2026-01-01")
+        ServedModels(site).newest("2026-01-01")
     return str(refused.value)
 
 
@@ -268,4 +268,4 @@ def test_without_a_champion_the_error_names_the_next_command(site: Site) -> None
         "train a better one, or promote it nevertheless: pf promote 1 --because TEXT"
     )
     Tracking(site).promote(1, because="a test")
-    assert ServedModels(site).champion("2026-01-01").model_version == "new-1"
+    assert ServedModels(site).newest("2026-01-01").model_version == "new-1"

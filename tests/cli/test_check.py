@@ -138,14 +138,9 @@ def test_the_deletion_list_is_read(tmp_path: Path, content: str | None, expected
     assert "6 kept" in result.output
 
 
-@pytest.mark.parametrize(("until", "exit_code"), [("2024-04-01", 0), ("2024-04-02", 1)])
-def test_vectors_are_learned_within_the_days_of_the_site(tmp_path: Path, until: str, exit_code: int) -> None:
-    """They exist from the day before `until` on."""
+def test_a_log_alone_is_enough(tmp_path: Path) -> None:
     write_log(tmp_path / "a.csv")
-    result = check(write_site(tmp_path, pins={"vectors": {"until": until}}))
-    assert result.exit_code == exit_code
-    if exit_code:
-        assert "until is 2024-04-02, after the site's last day 2024-03-31" in result.output
+    assert check(write_site(tmp_path, pins={})).exit_code == 0
 
 
 def test_the_files_of_the_pins_are_examined(tmp_path: Path) -> None:
@@ -167,10 +162,11 @@ def test_the_files_of_the_pins_are_examined(tmp_path: Path) -> None:
 
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     write_log(tmp_path / "a.csv", ["x"])
-    result = check(write_site(tmp_path, deletion_list="forget.txt", pins={"vectors": {"until": "2025-01-01"}}))
+    pins = {"vectors": {"npy": "none.npy", "ids": "i.npy"}}
+    result = check(write_site(tmp_path, deletion_list="forget.txt", pins=pins))
     assert "100.00% of 1 rows" in result.output
     assert "deletion_list: no file" in result.output
-    assert "after the site's last day" in result.output
+    assert "fix `source.pins.vectors.npy`" in result.output
 
 
 # Days without a file

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pf_core.config.site import Site, load_site
-from pf_core.config.source import ColumnVectors, Files, LearnedVectors, NpyVectors
+from pf_core.config.source import ColumnVectors, Files, NpyVectors
 from pf_core.days import ds_range, ds_start_us, parse_ds, shift_ds
 from pf_core.errors import PipelineError
 
@@ -105,8 +105,6 @@ source:
     pin_id: {column: movie, type: string}
     ts: {column: at, unit: s}
     action_type: {constant: rate}
-  pins:
-    vectors: {until: 2026-02-01}
 """
 
 
@@ -130,7 +128,7 @@ def test_what_is_given_is_not_completed(tmp_path: Path) -> None:
 
 
 def test_a_catalogue_needs_the_column_of_its_pin_ids(tmp_path: Path) -> None:
-    text = RATINGS.replace("  pins:\n", "  pins:\n    catalogue: {path: movies.csv}\n")
+    text = RATINGS + "  pins: {catalogue: {path: movies.csv}}\n"
     assert "source.pins: `pin_id` is missing" in refusal(tmp_path, text)
 
 
@@ -310,7 +308,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ("start_ds: 2026-01-01", "start_ds: '2026-02-30'", "start_ds: '2026-02-30' is not a day"),
         ("start_ds: 2026-01-01", "start_ds: 2026-02-30", "start_ds: '2026-02-30' is not a day"),
         ("end_ds: 2026-03-31", "end_ds: 31.3.2026", "end_ds: '31.3.2026' is not a day"),
-        ("    vectors: vector\n", "", "source.pins.vectors"),
+        ("    vectors: vector\n", "    vectors: 5\n", "source.pins.vectors"),
     ],
 )
 def test_a_mistake_is_refused_with_its_field(tmp_path: Path, old: str, new: str, field: str) -> None:
@@ -423,15 +421,27 @@ def test_vectors_from_a_matrix_with_a_csv_catalogue(tmp_path: Path) -> None:
     assert not pins.is_incremental
 
 
-def test_learned_vectors(tmp_path: Path) -> None:
-    pins = load(tmp_path, with_pins("{until: '2026-02-01', dim: 32}")).source.pins
-    assert pins.vectors == LearnedVectors(until="2026-02-01", dim=32)
+@pytest.mark.parametrize("vectors", ["{until: 2026-02-01, dim: 32}", "{until: '2026-02-01'}", "{dim: 8}", "learned"])
+def test_vectors_are_no_longer_learned(tmp_path: Path, vectors: str) -> None:
+    """A site file of an earlier version is refused with what to delete."""
+    what = "source.pins.vectors: vectors are no longer learned by pin_features"
+    assert f"{what}; delete `vectors`: the model learns factors itself" in refusal(tmp_path, with_pins(vectors))
 
 
-def test_the_day_of_learned_vectors_needs_no_quotes(tmp_path: Path) -> None:
-    """YAML reads 2026-02-01 as a date, as it does with start_ds."""
-    pins = load(tmp_path, with_pins("{until: 2026-02-01}")).source.pins
-    assert pins.vectors == LearnedVectors(until="2026-02-01")
+def test_vectors_and_catalogue_are_optional(tmp_path: Path) -> None:
+    source = load(tmp_path, GOOD.partition("  pins:")[0]).source
+    assert source.pins.vectors is None
+    assert source.pins.catalogue is None
+    assert source.pins.pin_id == source.actions.pin_id
+    assert not source.pins.is_incremental
+
+
+@pytest.mark.parametrize("path", ["pins.csv", "pins/{ds}.csv"])
+def test_a_catalogue_without_vectors(tmp_path: Path, path: str) -> None:
+    pins = load(tmp_path, with_pins("null", f'{{path: "{path}"}}')).source.pins
+    assert pins.vectors is None
+    assert pins.is_incremental == ("{ds}" in path)
+    assert "vector" not in pins.mapped_columns
 
 
 def test_the_long_form_of_a_vector_column(tmp_path: Path) -> None:
@@ -446,13 +456,8 @@ def test_the_long_form_of_a_vector_column(tmp_path: Path) -> None:
         ("vector", None, "source.pins: `interest`, `is_candidate` and a vector column are read from `catalogue`"),
         ("vector", "{path: pins.csv.gz}", "source.pins: vectors in a column need a Parquet or JSON-lines catalogue"),
         ("{npy: v.npy, ids: i.npy}", '{path: "pins/{ds}.csv"}', "source.pins: a catalogue with {ds} in its path"),
-        ("{until: '2026-02-01'}", '{path: "pins/{ds}.csv"}', "source.pins: a catalogue with {ds} in its path"),
         ("{npy: v.npy}", None, "source.pins.vectors.npy.ids: Field required"),
         ("{npy: v.npy, ids: i.npy, dim: 8}", None, "source.pins.vectors.npy.dim: is not a known key"),
-        ("{until: '2026-02-01', dim: 1}", None, "source.pins.vectors.learned.dim"),
-        ("{until: someday}", None, "source.pins.vectors.learned.until"),
-        ("{until: '2026-02-01', dim: 64, max_pins: 64}", None, "max_pins"),  # an SVD needs more pins than dimensions
-        ("{until: '2026-01-01'}", None, "until"),  # there are no actions before the first day
         ("{colum: vector}", None, "colum: is not a known key"),
     ],
 )

@@ -1,6 +1,7 @@
 """Deltas written by hand go in; what must come out is group-by-newest over all of them."""
 
 import itertools
+import json
 import signal
 import subprocess
 import sys
@@ -284,6 +285,61 @@ def test_forgotten_users_leave_and_stay_out(small_site: MakeSite, id_type: str) 
     assert (second["counts"]["forgotten"], third["counts"]["forgotten"]) == (2, 0)
     assert second["counts"]["users"] == 10 + 1 - 2
     assert second["inputs"]["forgotten"] == third["inputs"]["forgotten"]
+
+
+def test_lists_come_with_their_row(small_site: MakeSite) -> None:
+    site = small_site()
+    days = {DAYS[0]: {1: 0.1, 2: 0.2, 3: 1.3}, DAYS[1]: {2: 1.5}}
+    write_days(site, days)
+    merge(site, DAYS[:2])
+    buckets = range(site.site.timelines.num_buckets)
+    rows = pa.concat_tables([read_snapshot(site.site, DAYS[1], bucket) for bucket in buckets]).sort_by("user_id")
+    expected = lists_of({1: 0.1, 2: 1.5, 3: 1.3})
+    assert rows.select(list(expected)).to_pylist() == pa.table(expected).to_pylist()
+    assert rows["seen_is_complete"].to_pylist() == [False, True, True]
+
+
+LIST_FAULTS: dict[str, tuple[str, list[Any], str]] = {
+    "another length": ("memory_increment", [[0.5], [0.5, 1.5]], r"differ in length, first for user_id 1: 2 and 1"),
+    "no increment": ("memory_increment", [[0.5, None], [0.5, 1.5]], "1 elements of memory_increment are missing"),
+    "NaN": ("memory_increment", [[0.5, 1.0], [float("nan"), 1.5]], "a memory_increment is not finite"),
+    "no pin": ("seen_pin_id", [["a"], [None]], "1 elements of seen_pin_id are missing"),
+    "no list": ("seen_pin_id", [["a"], None], "seen_pin_id is missing in 1 rows"),
+    "a pin twice in memory": (
+        "memory_pin_id",
+        [["a", "b"], ["b", "b"]],
+        "a pin is twice in memory_pin_id of user_id 2",
+    ),
+    "a pin seen twice": ("seen_pin_id", [["a", "b"], ["b", "c", "b"]], "a pin is twice in seen_pin_id of user_id 2"),
+}
+
+
+@pytest.mark.parametrize("fault", LIST_FAULTS)
+def test_faulty_lists_are_refused(small_site: MakeSite, fault: str) -> None:
+    site, (name, values, message) = small_site(timelines={"num_buckets": 1}), LIST_FAULTS[fault]
+    field = user_embeddings_schema("int", "string", DIM).field(name)
+    write_delta(site.site, DAYS[0], {1: 0.1, 2: 1.2}, mode="everyone", columns={name: pa.array(values, field.type)})
+    with pytest.raises(PipelineError, match=f"{message}; nothing was published"):
+        merge(site, DAYS[:1])
+    assert snapshot_state(site.site).days() == []
+
+
+def test_a_snapshot_of_an_older_layout_is_refused_with_the_command(small_site: MakeSite) -> None:
+    site = small_site()
+    write_days(site, THREE_DAYS)
+    merge(site, DAYS[:1])
+    path = snapshot_state(site.site).manifest_path(DAYS[0])
+    older = {key: value for key, value in json.loads(path.read_text()).items() if key != "layout"}
+    path.write_text(json.dumps(older))
+    with pytest.raises(
+        PipelineError,
+        match=r"user_embedding_snapshot 2026-01-01 was stored by another version; rebuild it with: .*"
+        r"--select user_embeddings,user_embedding_snapshot --partition 2026-01-01 .*everyone",
+    ):
+        merge(site, DAYS[1:2])
+    write_delta(site.site, DAYS[1], {1: 0.5}, mode="everyone")
+    [manifest] = merge(site, DAYS[1:2])  # everyone is embedded: nothing of the day before is taken over
+    assert manifest["counts"]["users"] == 1
 
 
 def test_only_some_columns_are_read(small_site: MakeSite) -> None:

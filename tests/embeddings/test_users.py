@@ -125,6 +125,15 @@ class DailySite:
         values = zip(vectors, others, strict=True)
         return {user: (vector, *other.values()) for user, (vector, other) in zip(users, values, strict=True)}
 
+    def num_actions(self, ds: str) -> dict[Any, int]:
+        table = self.table(ds)
+        return dict(zip(table["user_id"].to_pylist(), table["num_actions"].to_pylist(), strict=True))
+
+    def seen(self, ds: str) -> dict[Any, tuple[list[Any], bool]]:
+        """By user: the seen pins, and whether they are all."""
+        rows = self.table(ds).select(["user_id", "seen_pin_id", "seen_is_complete"]).to_pylist()
+        return {row["user_id"]: (row["seen_pin_id"], row["seen_is_complete"]) for row in rows}
+
     def forget(self, *users: Any) -> None:
         (self.root / "forget.txt").write_text("".join(f"{user}\n" for user in users))
 
@@ -210,11 +219,21 @@ def test_a_row_is_what_the_contract_says(daily_site: Callable[..., DailySite]) -
         assert row["computed_ds"] == date(2026, 1, 2)
         assert row["last_action_ts"] == timelines[user][-1][0]
         assert row["num_actions"] == min(len(timelines[user]), 8)  # the tiny model's sequence length
+        assert row["memory_pin_id"] == row["memory_increment"] == []  # the towers have no memory
+        assert set(row["seen_pin_id"]) == {action[1] for action in timelines[user]}
     vectors = matrix_of(table["embedding"]).astype(np.float64)
     np.testing.assert_allclose(manifest["mean_vector"], vectors.mean(axis=0), atol=1e-12)
     assert manifest["embedding_dim"] == DIM
     assert manifest["digest"] == digest_of(manifest["inputs"])
-    assert set(manifest["inputs"]) == {"timelines", "pin_features_version", "model_version", "mode", "forgotten"}
+    assert set(manifest["inputs"]) == {
+        "timelines",
+        "pin_features_version",
+        "model_version",
+        "mode",
+        "seen_size",
+        "forgotten",
+    }
+    assert manifest["slices"] == {"embedding": [0, DIM]}
     assert manifest["counts"]["actions"] == sum(row["num_actions"] for row in by_user.values())
     json.dumps(manifest)
 
@@ -262,7 +281,7 @@ def test_users_whose_actions_left_the_window_are_not_embedded(daily_site: Callab
     [manifest] = site.embed([DAYS[2]])
     assert set(site.rows(DAYS[2])) == {1, 3}
     assert manifest["counts"]["without_actions"] == 0
-    assert site.rows(DAYS[2])[1][-2] == 1  # of the two actions, one is in the window
+    assert site.num_actions(DAYS[2])[1] == 1  # of the two actions, one is in the window
 
 
 # --- errors -----------------------------------------------------------------------------------------
@@ -356,7 +375,7 @@ def test_words_that_the_model_does_not_know_are_counted(daily_site: Callable[...
     served = site.make_model("plain", words=["click", "closeup"])
     [manifest] = site.embed(DAYS[:1], model=lambda ds: served)
     assert manifest["counts"]["unknown_word"] == 1
-    assert {user: row[-2] for user, row in site.rows(DAYS[0]).items()} == {1: 3, 2: 1}
+    assert site.num_actions(DAYS[0]) == {1: 3, 2: 1}
 
 
 @pytest.mark.parametrize("everyone", [False, True])
@@ -370,15 +389,16 @@ def test_only_the_newest_actions_are_read_and_older_ones_where_these_are_unusabl
         calls.append(options)
         return read_bucket(*arguments, **options)
 
-    monkeypatch.setattr("pf_core.embeddings.users.read_bucket", noted)
+    monkeypatch.setattr("pf_core.embeddings.histories.read_bucket", noted)
     rows = []
     for segment_actions in (3, 10_000):
-        site = daily_site(timelines={"num_buckets": 1, "segment_actions": segment_actions})
+        timelines = {"num_buckets": 1, "segment_actions": segment_actions}
+        site = daily_site(timelines=timelines, serving={"seen_size": 0})
         site.add_day(DAYS[0], [row for user in range(4) for row in look(user, 0, num=length + user)])
         site.add_day(DAYS[1], [*look(0, 1, num=2), *look(1, 1, num=length - 1), *look(2, 1, num=length, pin="unknown")])
         site.embed(DAYS[:2], everyone=everyone)
         rows.append([site.rows(ds) for ds in DAYS[:2]])
-        assert {user: row[-2] for user, row in site.rows(DAYS[1]).items()} == dict.fromkeys(range(3), length)
+        assert site.num_actions(DAYS[1]) == dict.fromkeys(range(3), length)
     assert rows[0] == rows[1]
     whole = [options["user_ids"].to_pylist() for options in calls if "newest" not in options]
     assert whole == [[2], [2]]  # once in each of the two layouts
@@ -403,7 +423,7 @@ def test_the_pins_of_an_action_are_looked_up_once_where_others_are_unusable(
     )
     [manifest] = site.embed(DAYS[:1])
     assert num_looked_up == [3 * length, (length + 1) + 1]  # the newest of three users, then all actions of user 3
-    assert {user: row[-2] for user, row in site.rows(DAYS[0]).items()} == dict.fromkeys((1, 2, 3), length)
+    assert site.num_actions(DAYS[0]) == dict.fromkeys((1, 2, 3), length)
     assert manifest["counts"]["no_feature"] == 1
 
 
@@ -434,6 +454,122 @@ def test_a_day_without_actions_is_an_empty_partition(daily_site: Callable[..., D
     assert empty["mean_vector"] is None
     assert site.rows(DAYS[1]) == {}
     assert after["counts"]["users"] == 1
+
+
+# --- seen pins --------------------------------------------------------------------------------------
+
+
+def test_seen_pins_are_the_newest_distinct_ones_whether_the_model_reads_them_or_not(
+    daily_site: Callable[..., DailySite],
+) -> None:
+    site = daily_site(serving={"seen_size": 3})
+    pins = {1: ["p1", "p2", "p1", "unknown", "p1"], 2: ["p1", "p2", "p3", "p2", "p4"], 3: ["p5"]}
+    site.add_day(DAYS[0], [(user, pin, 10.0 * n, "look") for user in pins for n, pin in enumerate(pins[user])])
+    site.embed(DAYS[:1])
+    assert site.seen(DAYS[0]) == {
+        1: (["p1", "unknown", "p2"], True),
+        2: (["p4", "p2", "p3"], False),
+        3: (["p5"], True),
+    }
+    assert site.num_actions(DAYS[0]) == {1: 4, 2: 5, 3: 1}
+
+
+@pytest.mark.parametrize("everyone", [False, True])
+def test_the_whole_timeline_decides_which_pins_are_seen(
+    daily_site: Callable[..., DailySite], everyone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random logs with repeated pins: lists are those of the whole timelines, for any number of seen pins."""
+    length = choose("tiny", {}).model.sequence_length
+    rng = np.random.default_rng(3)
+    rows = [
+        (user, PINS[min(int(pin), 19)], 1.0 + 10 * number, "look")
+        for user in range(25)
+        for number, pin in enumerate(rng.geometric(0.05 + 0.03 * user, size=int(rng.integers(1, 60))))
+    ]
+    num_whole: list[int] = []
+
+    def noted(*arguments: Any, **options: Any) -> pa.Table:
+        if "newest" not in options:
+            num_whole.append(len(options["user_ids"]))
+        return read_bucket(*arguments, **options)
+
+    monkeypatch.setattr("pf_core.embeddings.histories.read_bucket", noted)
+    for seen_size in (0, 1, 5, length + 3):
+        site = daily_site(timelines={"num_buckets": 1, "segment_actions": 4}, serving={"seen_size": seen_size})
+        site.add_day(DAYS[0], rows)
+        site.embed(DAYS[:1], everyone=everyone)
+        expected = {}
+        for user, timeline in site.small.timelines(DAYS[0]).items():
+            newest_first = list(dict.fromkeys(pin for _, pin, *_ in reversed(timeline)))
+            expected[user] = newest_first[:seen_size], len(newest_first) <= seen_size
+        assert site.seen(DAYS[0]) == expected
+        assert {is_complete for _, is_complete in expected.values()} == ({False} if seen_size == 0 else {False, True})
+    assert 0 < sum(num_whole) < 4 * 25  # only where the newest actions do not decide
+
+
+def test_integer_pin_ids_are_seen_as_integers(daily_site: Callable[..., DailySite]) -> None:
+    site = daily_site(pin_id_type="int")
+    site.small.write_log(DAYS[0], [(1, "-7", 0.0, "look"), (1, "9", 1.0, "look"), (1, "-7", 2.0, "look")])
+    path = site.root / "pins" / f"{DAYS[0]}.parquet"
+    path.parent.mkdir()
+    vectors = pa.array([[1.0] * FEATURE_DIM] * 2, pa.list_(pa.float32()))
+    pq.write_table(pa.table({"pin": pa.array([9, -7], pa.int64()), "vector": vectors}), path)
+    site.small.ingest(DAYS[:1])
+    site.build_pins(DAYS[:1])
+    site.small.build(DAYS[:1])
+    site.embed(DAYS[:1])
+    assert site.seen(DAYS[0]) == {1: ([-7, 9], True)}
+    assert site.table(DAYS[0]).schema.equals(user_embeddings_schema("int", "int", DIM).append(INPUT_HASH))
+
+
+def test_the_hash_covers_what_only_the_seen_pins_depend_on(daily_site: Callable[..., DailySite]) -> None:
+    site = daily_site()
+    log = [*look(1, 0, num=3), *look(2, 0, num=3)]
+    site.add_day(DAYS[0], log)
+    site.embed(DAYS[:1])
+    before = {row["user_id"]: row for row in site.table(DAYS[0]).to_pylist()}
+    site.small.write_log(DAYS[0], [*log, (1, "unknown", 500.0, "look")])
+    site.small.ingest(DAYS[:1])
+    site.small.build(DAYS[:1])
+    [manifest] = site.embed(DAYS[:1])
+    after = {row["user_id"]: row for row in site.table(DAYS[0]).to_pylist()}
+    assert (manifest["counts"]["embedded"], manifest["counts"]["reused"]) == (1, 1)
+    assert after[2] == before[2]
+    assert after[1]["embedding"] == before[1]["embedding"]
+    assert after[1]["seen_pin_id"] == ["unknown", *before[1]["seen_pin_id"]]
+    assert after[1]["input_hash"] != before[1]["input_hash"]
+
+
+def test_another_number_of_seen_pins_embeds_everyone(daily_site: Callable[..., DailySite]) -> None:
+    site = four_days(daily_site())
+    site.embed(DAYS[:2])
+    serving = site.site.serving.model_copy(update={"seen_size": 1})
+    site.site = site.site.model_copy(update={"serving": serving})
+    manifests = site.embed(DAYS[2:])
+    assert [manifest["mode"] for manifest in manifests] == ["everyone", "active"]
+    assert manifests[0]["reason"] == "serving.seen_size changed from 256 to 1"
+    assert {len(pins) for pins, _ in site.seen(DAYS[2]).values()} == {1}
+
+
+def test_a_day_of_an_older_layout_is_refused_with_the_command(daily_site: Callable[..., DailySite]) -> None:
+    site = four_days(daily_site())
+    site.embed(DAYS[:1])
+    path = site.state.manifest_path(DAYS[0])
+    older = {key: value for key, value in json.loads(path.read_text()).items() if key != "layout"}
+    path.write_text(json.dumps(older))
+    command = (
+        r"dagster asset materialize --select user_embeddings,user_embedding_snapshot --partition {} "
+        r"--config-json '{{\"ops\": {{\"user_embeddings\": {{\"config\": {{\"everyone\": true}}}}}}}}'"
+    )
+    with pytest.raises(PipelineError, match=f"stored by another version; rebuild it with: {command.format(DAYS[0])}"):
+        site.state.require(DAYS[0])
+    with pytest.raises(PipelineError, match=f"{DAYS[0]} was stored by another .* {command.format(DAYS[1])}"):
+        site.embed(DAYS[1:2])
+    [manifest] = site.embed(DAYS[1:2], everyone=True)
+    assert len(site.rows(DAYS[1])) == 30
+    [again] = site.embed(DAYS[:1])
+    assert (again["mode"], again["counts"]["reused"]) == ("everyone", 0)
+    assert manifest["layout"] == again["layout"] == 2
 
 
 # --- running again ----------------------------------------------------------------------------------

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pf_core.config.site import QualityConfig, Site, load_site
-from pf_core.config.source import LearnedVectors
-from pf_core.days import ds_range, ds_start_us, shift_ds
+from pf_core.days import ds_range, ds_start_us
 from pf_core.engine.local import LocalEngine
 from pf_core.logs.ingest import ingest_days
 from pf_core.logs.partition import read_manifest
+from pf_core.pins.checks import judge_coverage
 from pf_core.pins.features import build_pin_features, feature_coverage, read_pin_features
 from pf_core.timelines.assembly import timeline_fault
 from pf_core.timelines.build import build_timelines, read_bucket, timeline_state
@@ -47,10 +47,7 @@ def run(site: Site, days: list[str]) -> dict[int, list[tuple[str, str, float]]]:
     with LocalEngine(num_workers=1, memory_mb=512, temp_dir=site.directory / "tmp") as engine:
         list(ingest_days(site, days, engine=engine, forgotten=nobody, progress=str))
         list(build_timelines(site, days, engine=engine, forgotten=nobody, rebuild=False, progress=str))
-        learned = isinstance(site.source.pins.vectors, LearnedVectors)
-        first = shift_ds(site.source.pins.vectors.until, -1) if learned else days[0]
-        if first <= days[-1]:
-            list(build_pin_features(site, [ds for ds in days if ds >= first], engine=engine, progress=str))
+        list(build_pin_features(site, days, engine=engine, progress=str))
     result = {}
     for bucket in range(site.timelines.num_buckets):
         table = read_bucket(timeline_state(site), days[-1], bucket)
@@ -78,8 +75,8 @@ def test_globo(tmp_path: Path) -> None:
     timelines = run(site, ds_range("2017-10-01", "2017-10-02"))
     assert timelines == {1: [("click", "5", 0.0)] * 3, 2: [("click", "5", 0.0)]}
     pins = read_pin_features(site, "2017-10-02").to_pylist()
-    interests = {pin["pin_id"]: (pin["interest"], pin["feature"].index(1.0)) for pin in pins}
-    assert interests == {11: ("8", 0), 10: ("7", 1), 99: ("unknown", 2)}
+    interests = {pin["pin_id"]: (pin["interest"], pin["feature"] and pin["feature"].index(1.0)) for pin in pins}
+    assert interests == {11: ("8", 0), 10: ("7", 1), 99: ("unknown", 2), 12: ("unknown", None)}
     assert feature_coverage(site, "2017-10-01") == 3 / 3
     assert feature_coverage(site, "2017-10-02") == 0 / 1
 
@@ -98,12 +95,15 @@ def test_kuairand(tmp_path: Path) -> None:
         row(2, 4, "1,0,0,0,1,1,0", 0, 0),  # a hate outranks everything
     ]
     write(tmp_path / "log_standard_4_22_to_5_08_pure.csv", KUAIRAND_HEADER, rows)
+    write(tmp_path / "video_features_basic_pure.csv", "video_id,tag", ["6,11"])
     environment = {"KUAIRAND_DIR": str(tmp_path), "PF_DATA_DIR": str(tmp_path), "KUAIRAND_START": "2022-04-24"}
     site = load_site(SOURCES / "kuairand.yaml", environment=environment)
     assert run(site, ["2022-04-24"]) == {
         1: [("like", "1", 9.0), ("long_view", "1", 40.0), ("glance", "4", 5.0)],
         2: [("hide", "0", 0.0)],
     }
+    pins = {pin["pin_id"]: pin["interest"] for pin in read_pin_features(site, "2022-04-24").to_pylist()}
+    assert pins == {5: "unknown", 6: "11"}
 
 
 @pytest.mark.parametrize(("name", "variable"), [("globo", "GLOBO_DIR"), ("kuairand", "KUAIRAND_DIR")])
@@ -163,6 +163,7 @@ def test_completejourney(tmp_path: Path) -> None:
         pa.table({**transactions, "transaction_timestamp": pa.array(times, pa.timestamp("ns"))}),
         tmp_path / "transactions.parquet",
     )
+    pq.write_table(pa.table({"product_id": [10], "product_category": ["TEAS"]}), tmp_path / "products.parquet")
     environment = {"COMPLETEJOURNEY_DIR": str(tmp_path), "PF_DATA_DIR": str(tmp_path / "data")}
     site = load_site(SOURCES / "completejourney.yaml", environment=environment)
     days = ds_range("2017-01-01", "2017-01-02")
@@ -198,5 +199,5 @@ def test_every_real_purchase_is_accounted_for(tmp_path: Path) -> None:
     num_read = sum(manifest["counts"]["read"] for manifest in manifests) + manifests[-1]["outside_site_days"]
     assert num_read == pq.read_metadata(site.log_root / "transactions.parquet").num_rows
     assert "SOFT DRINKS" in read_pin_features(site, days[-1], ["interest"])["interest"].to_pylist()
-    assert feature_coverage(site, days[-1]) > site.quality.min_feature_coverage
+    assert judge_coverage(site, days[-1]).passed
     assert sum(map(len, timelines.values())) == sum(manifest["counts"]["kept"] for manifest in manifests)

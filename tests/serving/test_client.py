@@ -1,5 +1,6 @@
 """What a service reads: one complete release at a time, also while others are published."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -15,10 +16,20 @@ from pf_core.config.site import Site
 from pf_core.days import ds_range, shift_ds
 from pf_core.errors import PipelineError
 from pf_core.serving import client as serving_module
-from pf_core.serving.client import Serving, UnknownIdError
-from pf_core.serving.releases import PublishedReleases, read_published, release_root
+from pf_core.serving.client import Release, Serving, UnknownIdError
+from pf_core.serving.releases import DESCRIPTION, PublishedReleases, read_published, release_root
 from pf_core.serving.rollback import rollback
-from tests.support.releases import DIM, NUM_PINS, day_of, make_site, publish_day, redis_server, vector_of, watch
+from tests.support.releases import (
+    DIM,
+    NUM_PINS,
+    day_of,
+    make_site,
+    publish_day,
+    redis_server,
+    seen_of,
+    vector_of,
+    watch,
+)
 
 REPOSITORY = Path(__file__).parents[2]
 USERS = list(range(60))
@@ -51,6 +62,68 @@ def test_a_user_gets_the_nearest_pins(site: Site) -> None:
     assert [hit.pin_id for hit in hits] == [pin for pin, _ in expected]
     assert [hit.score for hit in hits] == pytest.approx([score for _, score in expected], abs=1e-6)
     assert {hit.interest for hit in hits} == {"interest-1"}
+
+
+def exact_release(site: Site) -> Release:
+    """The current release, whose graph is searched so widely that it finds what exact search finds."""
+    release = Serving(site).release()
+    release.index.description["ef"] = 1000
+    return release
+
+
+def test_memory_is_merged_with_the_nearest_pins(tmp_path: Path) -> None:
+    nearest = sorted(PINS, key=lambda pin: -scores(vector_of(7, 1))[pin])
+    memory = {7: {nearest[-1]: 3.0, "not in the index": 9.0, nearest[1]: 0.25}, 8: {nearest[0]: -5.0}}
+    site = make_site(tmp_path)
+    publish_day(site, DAY, USERS, version=1, memory=memory)
+    release = exact_release(site)
+    cosine = scores(vector_of(7, 1))
+    expected = {pin: cosine[pin] + memory[7].get(pin, 0.0) for pin in PINS}
+    best = sorted(PINS, key=lambda pin: -expected[pin])[:6]
+    hits = release.recommend(7, k=6)
+    assert [hit.pin_id for hit in hits] == best
+    assert best[0] == nearest[-1]
+    assert [hit.score for hit in hits] == pytest.approx([expected[pin] for pin in best], abs=1e-6)
+    assert [hit.source for hit in hits] == ["memory" if hit.pin_id in memory[7] else "vector" for hit in hits]
+    assert sum(hit.source == "memory" for hit in hits) == 2
+    everything = [hit.pin_id for hit in release.recommend(7, k=1000)]
+    assert sorted(everything) == PINS  # every pin of the index once, and none that is only in memory
+    lowest = release.recommend(8, k=1000)[-1]
+    assert (lowest.pin_id, lowest.source) == (nearest[0], "memory")
+
+
+@pytest.mark.parametrize("id_type", ["int", "string"])
+def test_only_new_pins(tmp_path: Path, id_type: str) -> None:
+    users = [str(user) for user in USERS] if id_type == "string" else USERS
+    memory = {users[3]: {"pin00": 1.0}}
+    site = make_site(tmp_path, id_type=id_type)
+    publish_day(site, DAY, users, version=1, memory=memory)
+    release = exact_release(site)
+    for user in users:
+        seen = {*seen_of(user), *memory.get(user, {})}
+        cosine = scores(vector_of(user, 1))
+        hits = release.recommend(user, k=5, new_only=True)
+        assert [hit.pin_id for hit in hits] == sorted(set(PINS) - seen, key=lambda pin: -cosine[pin])[:5]
+        assert {hit.source for hit in hits} == {"vector"}
+        assert hits.seen_is_complete == release.recommend(user).seen_is_complete == (len(seen_of(user)) % 2 == 1)
+        assert len(release.recommend(user, k=1000, new_only=True)) == len(set(PINS) - seen)
+
+
+def test_a_release_of_an_older_layout_is_refused_with_the_command(site: Site) -> None:
+    path = release_root(site) / "2026-01-01.1" / DESCRIPTION
+    manifest = json.loads(path.read_text())
+    assert (manifest.pop("layout"), manifest["slices"]) == (2, {"embedding": [0, DIM]})
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(
+        PipelineError,
+        match=r"release 2026-01-01\.1 was published by another version; publish the day again with: dagster asset "
+        r"materialize --select release --partition 2026-01-01",
+    ):
+        Serving(site).release()
+    publish_day(site, DAYS[1], USERS, version=2)
+    with pytest.raises(PipelineError, match="published by another version"):
+        rollback(site)
+    assert Serving(site).release().manifest["release"] == "2026-01-02.1"
 
 
 def test_a_pin_gets_the_nearest_pins_but_not_itself(site: Site) -> None:

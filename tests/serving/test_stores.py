@@ -13,13 +13,14 @@ import pytest
 
 from pf_core.embeddings.vectors import column_of, matrix_of
 from pf_core.errors import PipelineError
+from pf_core.schemas import IdType
 from pf_core.serving import lmdb_store as store_module
 from pf_core.serving import redis_store as redis_store_module
 from pf_core.serving.lmdb_store import LmdbStore
 from pf_core.serving.redis_store import RedisLocation, RedisStore
 from pf_core.serving.store import UserStore
-from pf_core.serving.values import fixed_bytes
-from tests.support.records import empty_lists
+from pf_core.serving.values import Values, decode_values, fixed_bytes
+from tests.support.records import empty_lists, list_columns
 from tests.support.releases import DIM, NUM_BUCKETS, redis_server, seen_of, split_rows, user_rows
 
 MakeStore = Callable[[], UserStore]
@@ -27,6 +28,7 @@ MakeStore = Callable[[], UserStore]
 INT_IDS = [0, -1, 1, 2**63 - 1, -(2**63), 255, 256, 10**12, *range(1000, 1300)]
 LONG = "x" * 600
 STRING_IDS = ["", "a", "ä", "user 7", "a\x00", "a\x00b", LONG, LONG + "y", "x" * 508, "x" * 509, "x" * 510, "漢" * 170]
+LIST_COLUMNS = ["memory_pin_id", "memory_increment", "seen_pin_id", "seen_is_complete"]
 IDS = pytest.mark.parametrize("ids", [INT_IDS, STRING_IDS], ids=["int", "string"])
 
 
@@ -91,6 +93,84 @@ def assert_holds(store: UserStore, rows: pa.Table) -> None:
     assert found.found_N.all()
     np.testing.assert_array_equal(found.vectors_ND, matrix_of(rows["embedding"]).astype(np.float32))
     assert found.computed_ds() == [day.isoformat() for day in rows["computed_ds"].to_pylist()]
+    for number, row in enumerate(rows.select(LIST_COLUMNS).to_pylist()):
+        lists = found.lists(number)
+        stored = (
+            lists.memory_pin_ids.to_pylist(),
+            lists.memory_increments.tobytes(),
+            lists.seen_pin_ids.to_pylist(),
+            lists.seen_is_complete,
+        )
+        increments = np.array(row["memory_increment"], np.float32).tobytes()
+        assert stored == (row["memory_pin_id"], increments, row["seen_pin_id"], row["seen_is_complete"])
+
+
+def with_lists(rows: pa.Table, pin_id: IdType, *, seed: int = 0, most: int = 40) -> pa.Table:
+    """The rows with random memory and seen pins; some lists are empty, and some ids are long."""
+    rng = np.random.default_rng(seed)
+    texts = ["", "ä", "\x00", "漢字", "x" * 3000]
+
+    def pins(num: int) -> list[Any]:
+        numbers = [0, -1, 2**63 - 1, -(2**63), *rng.integers(-(2**62), 2**62, num).tolist()][:num]
+        return numbers if pin_id == "int" else [*texts, *(f"p{number}" for number in numbers)][:num]
+
+    columns = list_columns(
+        pin_id,
+        memory=[dict.fromkeys(pins(int(num)), 0.0) for num in rng.integers(0, 5, len(rows))],
+        seen=[pins(int(num)) for num in rng.integers(0, most, len(rows)) * rng.integers(0, 2, len(rows))],
+        is_complete=rng.integers(0, 2, len(rows)).astype(bool).tolist(),
+    )
+    increments = [rng.standard_normal(len(ids)).astype(np.float32).tolist() for ids in columns["memory_pin_id"]]
+    columns["memory_increment"] = pa.array(increments, pa.list_(pa.float32()))
+    return pa.table({**{name: rows[name] for name in rows.column_names if name not in columns}, **columns})
+
+
+@pytest.mark.parametrize("pin_id", ["int", "string"])
+@IDS
+def test_lists_come_back_to_the_bit(make_store: MakeStore, ids: list[Any], pin_id: IdType) -> None:
+    rows = with_lists(rows_of(ids), pin_id)
+    build(make_store(), rows)
+    assert_holds(make_store(), rows)
+
+
+@pytest.mark.parametrize("pin_id", ["int", "string"])
+def test_lists_that_are_parts_of_larger_arrays(make_store: MakeStore, pin_id: IdType) -> None:
+    """Rows as a filtered or sliced table has them: their lists do not begin at the first element of their buffers."""
+    rows = with_lists(rows_of(INT_IDS), pin_id)
+    part = pa.concat_tables([rows.slice(13, 30), rows.slice(100, 7)])
+    build(make_store(), part)
+    assert_holds(make_store(), part)
+
+
+def test_the_map_grows_with_long_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LmdbStore, "_map_size", lambda self, num_users: 1 << 20)
+    monkeypatch.setattr(store_module, "COMMIT_BYTES", 64 << 10)
+    rows = with_lists(rows_of(list(range(3000))), "int", most=400)
+    store = lmdb_store(tmp_path)
+    build(store, rows)
+    assert (tmp_path / "users" / "data.mdb").stat().st_size > 2 << 20
+    assert_holds(store, rows)
+    assert store.delete(ids_of(rows)) == 3000
+    store.close()
+
+
+def test_too_long_a_list_is_refused(tmp_path: Path) -> None:
+    rows = rows_of([1])
+    seen = pa.array([["x"] * 65_536], pa.list_(pa.string()))
+    with pytest.raises(PipelineError, match="more than 65,535 elements"):
+        build(lmdb_store(tmp_path), rows.set_column(rows.schema.get_field_index("seen_pin_id"), "seen_pin_id", seen))
+
+
+def test_a_cut_value_and_one_of_another_version_are_refused() -> None:
+    [value] = Values(with_lists(rows_of([1]), "int", seed=3)).take(np.array([0]))
+    whole = decode_values([value], DIM).lists(0)
+    assert len(whole.memory_pin_ids) > 0
+    with pytest.raises(PipelineError, match="damaged: a value of"):
+        decode_values([value[:-1]], DIM).lists(0)
+    with pytest.raises(PipelineError, match="written by another version; publish again"):
+        decode_values([b"\x01" + value[1:], None], DIM)
+    with pytest.raises(PipelineError, match=f"damaged: a vector does not have {DIM - 1} dimensions"):
+        decode_values([value], DIM - 1)
 
 
 @IDS
@@ -232,10 +312,11 @@ def test_one_process_may_open_a_store_many_times(tmp_path: Path) -> None:
 
 def test_a_store_of_other_dimensions_is_called_damaged(tmp_path: Path) -> None:
     build(lmdb_store(tmp_path), rows_of([1, 2]))
-    store = LmdbStore(tmp_path / "users", num_buckets=NUM_BUCKETS, embedding_dim=DIM + 1)
-    with pytest.raises(PipelineError, match="damaged"):
-        store.get(pa.array([1, 2]))
-    store.close()
+    for dim in (DIM - 1, DIM + 1, 10 * DIM):
+        store = LmdbStore(tmp_path / "users", num_buckets=NUM_BUCKETS, embedding_dim=dim)
+        with pytest.raises(PipelineError, match="damaged"):
+            store.get(pa.array([1, 2]))
+        store.close()
 
 
 def test_a_service_that_may_not_write_can_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

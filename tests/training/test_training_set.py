@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
@@ -16,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pf_core.config.serving import StoreConfig
-from pf_core.config.source import Positive
-from pf_core.config.training import TrainingConfig
+from pf_core.config.source import PinsSource, Positive
+from pf_core.config.training import TrainingConfig, choose
 from pf_core.days import ds_range, ds_start_us, shift_ds
 from pf_core.engine.daily_state import create_bucket
 from pf_core.engine.local import LocalEngine
@@ -27,8 +28,10 @@ from pf_core.pins.features import build_pin_features, pin_state
 from pf_core.storage.arrays import read_arrow
 from pf_core.storage.locks import exclusive
 from pf_core.timelines.arrays import Timelines
+from pf_core.training.batches import TrainingBatches
 from pf_core.training.cut import cut_of, evaluation_days_of
 from pf_core.training.packing import WITHOUT_VECTOR
+from pf_core.training.plan import plan_model
 from pf_core.training.training_set import (
     TrainingSet,
     TrainingSetManifest,
@@ -99,6 +102,14 @@ def materialize(site: SmallSite, days: Sequence[str]) -> None:
     list(build_pin_features(site.site, days, engine=site.engine, progress=lambda _: None))
 
 
+def make_unknown(site: SmallSite, ds: str, *pins: str) -> None:
+    """Remove pins from a partition of pin_features, as if it had been built before the log had their actions."""
+    state = pin_state(site.site)
+    rows = state.open_bucket(ds, 0).to_table()
+    rows = rows.filter(pc.invert(pc.is_in(rows["pin_id"], pa.array(pins))))
+    state.publish(ds, [create_bucket(state.bucket_path(0), rows).version], state.require(ds))
+
+
 def build(site: SmallSite, cut_ds: str | None = None) -> tuple[TrainingSetManifest, TrainingSet]:
     manifest = build_training_set(site.site, cut_ds=cut_ds, engine=site.engine, progress=lambda _: None)
     return manifest, open_training_set(latest_training_set(site.site))
@@ -148,7 +159,7 @@ def expected(site: SmallSite, ds: str, pins: set[str], share: float) -> tuple[di
 
 
 def random_world(site: SmallSite, *, num_users: int = 60) -> set[str]:
-    """Days of actions on pins of which a few have no feature; returns the pins that have one."""
+    """Days of actions on pins of which a few have no feature, and one is unknown; returns the pins that are known."""
     random = np.random.default_rng(7)
     users = random.choice(10**12, num_users, replace=False).tolist()
     pins = [f"pin{number}" for number in random.permutation(40).tolist()]
@@ -167,7 +178,8 @@ def random_world(site: SmallSite, *, num_users: int = 60) -> set[str]:
         added = [Pin(pin, (float(number), float(pin[3:])), shown=int(pin[3:]) % 3 > 0) for pin in pins[number:35:4]]
         write_day(site, ds, actions, added)
     materialize(site, DAYS)
-    return set(pins[:35])
+    make_unknown(site, DAYS[-1], pins[0])
+    return set(pins[1:])
 
 
 @pytest.mark.parametrize("id_type", ["int", "string"])
@@ -187,9 +199,8 @@ def test_the_arrays_hold_the_timelines(small_site: MakeSite, id_type: str) -> No
             "actions": sum(len(rows) for rows in split.values()),
             "positives": sum(row[-1] for rows in split.values() for row in rows),
         }
-    assert manifest["counts"]["dropped"]["no_feature"] == sum(
-        row[1] not in pins for rows in site.timelines(DAYS[-1]).values() for row in rows
-    )
+    num_unknown = sum(row[1] not in pins for rows in site.timelines(DAYS[-1]).values() for row in rows)
+    assert manifest["counts"]["dropped"]["no_feature"] == num_unknown > 0
     assert manifest["time_origin_us"] == min(row[0] for rows in train.values() for row in rows)
     assert data.cut_us == ds_start_us(DAYS[-1]) + 86_400_000_000
     assert data.train.num_users == len(train)
@@ -207,10 +218,18 @@ def test_the_files_are_as_laid_out(small_site: MakeSite) -> None:
     pin_ids = pa.ipc.open_file(data.path / "pins" / "pin_id.arrow").read_all()["pin_id"].to_pylist()
     assert pin_ids == sorted(pins)
     assert data.pin_feature.dtype == np.float32
-    assert data.pin_feature[:, 1].tolist() == [float(pin[3:]) for pin in pin_ids]
+    assert isinstance(data.has_feature, np.memmap)
+    assert data.has_feature.dtype == np.bool_
+    assert int((~data.has_feature).sum()) == 5
+    assert not data.all_have_feature
+    described = [row for row, pin in enumerate(pin_ids) if data.has_feature[row]]
+    assert data.pin_feature[described, 1].tolist() == [float(pin_ids[row][3:]) for row in described]
+    assert not data.pin_feature[~data.has_feature].any()
     assert data.candidates.dtype == np.int64
-    assert data.candidates.tolist() == [row for row, pin in enumerate(pin_ids) if int(pin[3:]) % 3 > 0]
-    assert manifest["counts"]["pins"] == 35
+    assert data.candidates.tolist() == [row for row in described if int(pin_ids[row][3:]) % 3 > 0]
+    assert data.content_candidates.tolist() == data.candidates.tolist()  # the catalogue names the candidates
+    assert manifest["counts"]["pins"] == 39
+    assert manifest["counts"]["with_feature"] == 34
     assert manifest["counts"]["candidates"] == len(data.candidates)
     assert manifest["feature_dim"] == 2
     assert data.action_types == ["click", "closeup", "repin"]
@@ -235,16 +254,17 @@ def test_what_is_dropped_is_counted(small_site: MakeSite) -> None:
     (h1, h2, h3, *_), (t1, t2, *_) = held_out_and_train_users(0.5)
     actions = [
         Action(t1, "a", 1.0),
-        Action(t1, "none", 2.0, "go"),  # no feature: and a word that no other action of train has
+        Action(t1, "none", 2.0, "go"),  # an unknown pin: and a word that no other action of train has
         Action(t2, "none", 3.0),  # all that this user has
         Action(h1, "a", 4.0),
         Action(h1, "b", 5.0, "go"),  # unknown type
         Action(h1, "b", 6.0, "look", "find"),  # unknown surface
         Action(h2, "b", 7.0, "go", "find"),  # both, counted once; all that this user has
-        Action(h3, "none", 8.0, "go"),  # counted as without a feature
+        Action(h3, "none", 8.0, "go"),  # counted as on an unknown pin
     ]
     write_day(site, START, actions, [Pin("a", (1.0, 0.0)), Pin("b", (0.0, 1.0))])
     materialize(site, [START])
+    make_unknown(site, START, "none")
     manifest, data = build(site, START)
     assert manifest["counts"] == {
         "train": {"users": 1, "actions": 1, "positives": 1},
@@ -255,6 +275,7 @@ def test_what_is_dropped_is_counted(small_site: MakeSite) -> None:
         "users_forgotten": 0,
         "pins": 2,
         "candidates": 2,
+        "with_feature": 2,
     }
     assert manifest["vocabularies"] == {"action_type": ["closeup"], "surface": ["homefeed"]}
     first_us = ds_start_us(START)
@@ -482,7 +503,7 @@ def test_evaluation_days_by_default(
     site, days = small_site().site, ds_range(shift_ds(START, -3), shift_ds(START, num_days + 3))
     newest = shift_ds(START, num_days - 1)
     monkeypatch.setattr("pf_core.training.cut.ingested_days", lambda _: days)
-    monkeypatch.setattr("pf_core.training.cut._newest_timelines", lambda _: newest)
+    monkeypatch.setattr("pf_core.training.cut.newest_timelines", lambda _: newest)
     assert evaluation_days_of(site)["num_days"] == kept
     assert cut_of(site) == shift_ds(newest, -kept)
     assert cut_of(site) >= site.start_ds
@@ -496,6 +517,7 @@ def test_without_pin_features(small_site: MakeSite) -> None:
 
 def test_without_a_user_to_train_on(small_site: MakeSite) -> None:
     site = simple(small_site, pins=[Pin("other", (1.0, 0.0))])
+    make_unknown(site, START, "a", "b")
     refused(
         site, r"no user is left to train on as of 2026-01-01: 0 are held out, and 20 .*\(20 actions .*held_out_share"
     )
@@ -521,6 +543,7 @@ def test_features_are_finite(small_site: MakeSite, value: float) -> None:
     state = pin_state(site.site)
     rows = state.open_bucket(START, 0).to_table()
     bad = pa.table({"pin_id": ["b"], "feature": [[0.0, value]], "interest": ["x"], "is_candidate": [True]})
+    bad = bad.append_column("has_feature", pa.array([True]))
     bad = bad.select(rows.column_names).cast(rows.schema)
     version = create_bucket(state.bucket_path(0), pa.concat_tables([rows, bad])).version
     state.publish(START, [version], state.require(START))
@@ -554,6 +577,33 @@ def test_one_run_at_a_time(small_site: MakeSite) -> None:
     site = simple(small_site)
     with exclusive(site.site.directory / "training_set", "training_set"):
         refused(site, "another run is writing training_set")
+
+
+def test_a_site_without_a_catalogue_and_without_vectors(small_site: MakeSite) -> None:
+    site = simple(small_site)
+    source = site.site.source.model_copy(update={"pins": PinsSource(pin_id=site.site.source.actions.pin_id)})
+    site.site = site.site.model_copy(update={"source": source})
+    list(build_pin_features(site.site, [START], engine=site.engine, progress=lambda _: None))
+    manifest, data = build(site, START)
+    assert manifest["feature_dim"] == 0
+    assert data.pin_feature.shape == (manifest["counts"]["pins"], 0)
+    assert not data.has_feature.any()
+    assert len(data.candidates) == manifest["counts"]["candidates"] == manifest["counts"]["pins"]
+    assert len(data.content_candidates) == manifest["counts"]["with_feature"] == 0
+    assert manifest["counts"]["dropped"]["no_feature"] == 0
+    complaint = "preset demo reads content vectors, and the site has none; set training.preset to auto"
+    with pytest.raises(PipelineError, match=f"^{complaint}$"):
+        plan_model(site.site, "demo", {})
+    with pytest.raises(PipelineError, match="no candidate has a content vector, which this model reads"):
+        TrainingBatches(data.path, choose("tiny", {}), rank=0, world_size=1)
+
+
+def test_a_set_of_the_older_layout_is_refused(small_site: MakeSite) -> None:
+    site = simple(small_site)
+    _, data = build(site, START)
+    (data.path / "pins" / "has_feature.npy").unlink()
+    with pytest.raises(PipelineError, match=r"was built by an older version.*--select training_set "):
+        open_training_set(data.path)
 
 
 def test_no_set_yet(small_site: MakeSite) -> None:

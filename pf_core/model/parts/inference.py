@@ -23,6 +23,7 @@ from pf_core.model.parts.inputs import OwnPins, PinInputs
 from pf_core.model.parts.memory import increments
 from pf_core.model.parts.model import PartsModel
 from pf_core.model.parts.own_pins import OwnPinArrays, own_pins
+from pf_core.model.parts.sequence import NewestActions, newest_actions
 from pf_core.model.parts.statistics import WINDOWS_DAYS
 from pf_core.model.parts.table import PinTable
 from pf_core.timelines.arrays import Timelines, ragged
@@ -106,7 +107,8 @@ def embed_records(
     for rows in _blocks(start_B, end_B):
         own = own_pins(timelines, start_B[rows], end_B[rows])
         for mine in _divided(own, len(rows)):
-            vector_BV[rows[mine]], memory = _embed_block(known, own, mine)
+            bounds = start_B[rows[mine]], end_B[rows[mine]]
+            vector_BV[rows[mine]], memory = _embed_block(known, timelines, own, mine, *bounds)
             parts.append((rows[mine][memory[0]], *memory[1:]))
         num_done += len(rows)
         progress(num_done)
@@ -147,8 +149,24 @@ def _divided(own: OwnPinArrays, num_users: int) -> Iterator[np.ndarray]:
         yield np.array(users)
 
 
+def _newest(
+    known: KnownPins, timelines: Timelines, pin_M: np.ndarray, start_B: np.ndarray, end_B: np.ndarray
+) -> NewestActions | None:
+    """Return the newest actions of a block's users, filled up with users without any; None without a transformer."""
+    if known.model.sequence is None:
+        return None
+    missing = np.zeros(BLOCK_USERS + 1 - len(start_B), np.int64)
+    return newest_actions(
+        timelines,
+        np.concatenate([start_B, missing]),
+        np.concatenate([end_B, missing]),
+        pin_M,
+        num_steps=known.model.config.sequence_length,
+    )
+
+
 def _embed_block(
-    known: KnownPins, own: OwnPinArrays, mine: np.ndarray
+    known: KnownPins, timelines: Timelines, own: OwnPinArrays, mine: np.ndarray, start_B: np.ndarray, end_B: np.ndarray
 ) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Return the unit vectors of some users, and (user, pin, increment) of what memory keeps of them."""
     first = np.searchsorted(own.row_P, mine)
@@ -158,7 +176,8 @@ def _embed_block(
     inputs = known.inputs(pin_M)
     filled = _filled(own, at, row, place)
     device = known.model.pin_length.device
-    users = known.model.embed_users(filled.to(device), inputs.to(device))
+    newest = _newest(known, timelines, pin_M, start_B, end_B)
+    users = known.model.embed_users(filled.to(device), inputs.to(device), None if newest is None else newest.to(device))
     unit_BV, scale_B = (values[: len(mine)].cpu() for values in known.model.unit_users(users.vector_BV))
     cosine = (unit_BV[row] * known.vectors(pin_M, inputs)[place]).sum(1)
     scale = scale_B[row]

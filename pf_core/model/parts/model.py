@@ -22,6 +22,7 @@ from pf_core.model.parts.content import Content
 from pf_core.model.parts.inputs import OwnPins, PinInputs, sums_by_user
 from pf_core.model.parts.memory import START_SHARE, Memory
 from pf_core.model.parts.own_pins import FEATURES, LOG_DAYS
+from pf_core.model.parts.sequence import NewestActions, SequencePart
 from pf_core.model.parts.statistics import LOG_RATE_7, LOG_USER_DAYS, STATISTICS
 from pf_core.model.parts.taste import Taste
 from pf_core.model.parts.trend import Trend
@@ -60,6 +61,16 @@ class PartsModel(nn.Module):
         self.content = Content(self.content_dim, config.heads, **shape) if self.content_dim else None
         self.trend = Trend(config.trend_dim, num_user_features=len(USER_FEATURES)) if config.trend_dim else None
         self.memory = Memory(num_inputs=num_inputs) if config.memory else None
+        self.sequence = (
+            SequencePart(
+                config,
+                pin_dim=config.factor_dim + self.content_dim,
+                vector_dim=self.embedding_dim - 1,
+                num_action_types=num_action_types,
+            )
+            if config.transformer_layers
+            else None
+        )
         for name, size in (("own_mean_X", len(FEATURES)), ("own_scale_X", len(FEATURES))):
             self.register_buffer(name, torch.full((size,), float(name == "own_scale_X")))
         self.register_buffer("statistics_scale_F", torch.ones(len(STATISTICS)))
@@ -87,8 +98,13 @@ class PartsModel(nn.Module):
         """Length of a stored vector."""
         return self.config.factor_dim + self.content_dim + self.config.trend_dim + 1
 
-    def embed_users(self, own: OwnPins, pins: PinInputs, *, keep_P: Tensor | None = None) -> Users:
-        """Return the users' vectors and memories; `keep_P` leaves own pins out of the weighted sums."""
+    def embed_users(
+        self, own: OwnPins, pins: PinInputs, newest: NewestActions | None = None, *, keep_P: Tensor | None = None
+    ) -> Users:
+        """Return the users' vectors and memories; `keep_P` leaves own pins out of the weighted sums.
+
+        A model with a transformer reads the newest actions, too.
+        """
         pin_PF = pins.statistics_MF[own.pin_P]
         summed_P4 = torch.cat(
             [
@@ -112,7 +128,11 @@ class PartsModel(nn.Module):
         if self.trend is not None:
             parts.append(self.trend.of_users(user_BU))
         strength_P = inputs_PI.new_zeros(len(inputs_PI)) if self.memory is None else self.memory(own, inputs_PI)
-        return Users(torch.cat(parts, dim=1), strength_P)
+        vector_BV = torch.cat(parts, dim=1)
+        if self.sequence is not None:
+            assert newest is not None
+            vector_BV = vector_BV + self.sequence(newest, pins)
+        return Users(vector_BV, strength_P)
 
     def embed_pins(self, pins: PinInputs, rates_MW: Tensor, mean_rate_W: Tensor) -> Tensor:
         """Return the pins' vectors before scaling, vector_MV; rates are those of the day, and their mean over pins."""

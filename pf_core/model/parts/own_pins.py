@@ -60,7 +60,7 @@ def own_pins(timelines: Timelines, start_B: np.ndarray, end_B: np.ndarray) -> Ow
     is_day_A = is_first_A | _is_new(day_A)  # the first action of a pair on a day
     begin_P = np.flatnonzero(is_first_A)
     pair_A = np.cumsum(is_first_A) - 1
-    end_P = np.append(begin_P[1:], len(row_A))
+    end_P = np.append(begin_P, len(row_A))[1:]
     row_P, num_pairs = row_A[begin_P], len(begin_P)
 
     today_B = np.zeros(len(start_B), np.int64)

@@ -26,6 +26,7 @@ from pf_core.days import DAY_US
 from pf_core.hashing import mixed, uniform
 from pf_core.model.parts.inputs import OwnPins, PinInputs
 from pf_core.model.parts.own_pins import OwnPinArrays, own_pins
+from pf_core.model.parts.sequence import NewestActions, newest_actions
 from pf_core.timelines.arrays import Timelines, ragged
 from pf_core.training.parts.prepared import (
     PinsOfDay,
@@ -66,6 +67,8 @@ class DayRows(NamedTuple):
 
     own: OwnPins
     own_inputs: PinInputs
+    newest: NewestActions | None
+    """For a model with a transformer."""
     keep_P: Tensor
     """Whether each own pin takes part in the weighted sums."""
     own_place_P: Tensor
@@ -82,7 +85,7 @@ class DayRows(NamedTuple):
     correction_M: Tensor
 
     def to(self, device: torch.device) -> "DayRows":
-        moved: Any = (value if isinstance(value, int) else value.to(device) for value in self)
+        moved: Any = (value if value is None or isinstance(value, int) else value.to(device) for value in self)
         return DayRows(*moved)
 
 
@@ -240,6 +243,7 @@ class RowSampler:
         return DayRows(
             own=as_own_pins(own, place_P, num_users=len(mine_R)),
             own_inputs=self._inputs(point, distinct_M, point.statistics_NF),
+            newest=self._newest(targets.start_R[mine_R], targets.end_R[mine_R], distinct_M),
             keep_P=torch.from_numpy(keep_P).float(),
             own_place_P=torch.from_numpy(own_place_P),
             target_row_T=torch.from_numpy(row_T),
@@ -251,6 +255,11 @@ class RowSampler:
             mean_rate_W=pool.mean_rate_W,
             correction_M=pool.correction_M,
         )
+
+    def _newest(self, start_R: np.ndarray, end_R: np.ndarray, pin_M: np.ndarray) -> NewestActions | None:
+        if not self.parts.transformer_layers:
+            return None
+        return newest_actions(self.data.train, start_R, end_R, pin_M, num_steps=self.parts.sequence_length)
 
     def _inputs(self, point: PointInTime, pin_M: np.ndarray, statistics_NF: np.ndarray) -> PinInputs:
         factors, content = point.factors, np.zeros((len(pin_M), 0), np.float32)

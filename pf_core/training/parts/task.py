@@ -60,7 +60,7 @@ class PartsStep(nn.Module):
 
     def _day_loss(self, rows: DayRows) -> Tensor:
         """Return the loss as served; with memory, also those of the vector alone and of pins new to the user."""
-        users = self.model.embed_users(rows.own, rows.own_inputs, keep_P=rows.keep_P)
+        users = self.model.embed_users(rows.own, rows.own_inputs, rows.newest, keep_P=rows.keep_P)
         pool_MV = self.model.embed_pins(rows.pool_inputs, rows.rates_MW, rows.mean_rate_W)
         vector_BM, parts = users.vector_BV @ pool_MV.T, self.model.config
         new_BM, is_new_T = without_own(vector_BM, rows)
@@ -141,11 +141,10 @@ def build_parts_optimizer(model: PartsModel, config: TrainConfig) -> torch.optim
 class PartsTask:
     """The part of a training run that belongs to the model of parts."""
 
-    has_dropout = False
-
     def __init__(self, config: TrainConfig, data: TrainingSet, rank: Rank, *, folder: Path, progress: Progress) -> None:
         assert config.parts is not None
         self.config, self.parts, self.data, self.rank, self.folder = config, config.parts, data, rank, folder
+        self.has_dropout = self.parts.transformer_layers > 0
         if rank.is_first:
             prepare(data, self.parts, folder, progress)
         if rank.world_size > 1:
@@ -192,6 +191,7 @@ class PartsTask:
             self.module.copy("average", "best")
             self.module.best_step.fill_(step)
             return {}, "no validation users: the last weights are kept"
+        self.module.eval()
         current = {name: weight.detach().clone() for name, weight in self.module.model.named_parameters()}
         self.module.copy("average", "model")
         values = validate(self.module.model, self.validation)
@@ -202,6 +202,7 @@ class PartsTask:
         with torch.no_grad():
             for name, weight in self.module.model.named_parameters():
                 weight.copy_(current[name])
+        self.module.train()
         values["best_step"] = float(self.module.best_step)
         return values, (
             f"recall@10 {values['recall_at_10']:.4f} as served, {values['vector_recall_at_10']:.4f} of the vector "
@@ -244,7 +245,7 @@ def _center(model: PartsModel, sampler: RowSampler) -> None:
 @torch.no_grad()
 def validate(model: PartsModel, rows: DayRows) -> dict[str, float]:
     """Return the loss as served, and recall@10 as served, of the vector alone, and of pins that are new to the user."""
-    users = model.embed_users(rows.own, rows.own_inputs)
+    users = model.embed_users(rows.own, rows.own_inputs, rows.newest)
     pool_MV = model.embed_pins(rows.pool_inputs, rows.rates_MW, rows.mean_rate_W)
     totals = {"validation_loss": 0.0, "recall_at_10": 0.0, "vector_recall_at_10": 0.0, "discovery_at_10": 0.0}
     num_new = 0

@@ -1,0 +1,126 @@
+"""Small inputs of the model of parts: timelines from lists, a model with random weights, a pin table."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from pf_core.config.parts import PartsConfig
+from pf_core.days import DAY_US
+from pf_core.model.parts.inference import KnownPins
+from pf_core.model.parts.inputs import OwnPins, PinInputs
+from pf_core.model.parts.model import PartsModel
+from pf_core.model.parts.own_pins import FEATURES
+from pf_core.model.parts.statistics import STATISTICS
+from pf_core.model.parts.table import PinTable
+from pf_core.timelines.arrays import Timelines
+
+Action = tuple[float, int, int, bool]
+"""Time in days since 1970, pin, code of the action type, whether it is positive."""
+
+NUM_TYPES = 3
+
+
+def timelines_of(*users: Sequence[Action]) -> Timelines:
+    actions = [action for user in users for action in user]
+    return Timelines(
+        offsets=np.cumsum([0, *map(len, users)]),
+        pin=np.array([pin for _, pin, _, _ in actions], np.int32),
+        ts=np.array([round(day * DAY_US) for day, _, _, _ in actions], np.int64),
+        action_type=np.array([kind for _, _, kind, _ in actions], np.int16),
+        surface=np.zeros(len(actions), np.int16),
+        duration=np.zeros(len(actions), np.float32),
+        is_positive=np.array([positive for _, _, _, positive in actions], bool),
+    )
+
+
+def random_timelines(lengths: Sequence[int], *, num_pins: int, num_days: int = 40, seed: int = 0) -> Timelines:
+    """Users with these numbers of actions; some pins are popular, so that users repeat them."""
+    rng = np.random.default_rng(seed)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ts = [np.sort(rng.integers(num_days * DAY_US, size=length)) for length in lengths]
+    return Timelines(
+        offsets=offsets,
+        pin=np.floor(num_pins * rng.random(offsets[-1]) ** 2).astype(np.int32),
+        ts=20_000 * DAY_US + np.concatenate(ts),
+        action_type=rng.integers(NUM_TYPES, size=offsets[-1]).astype(np.int16),
+        surface=np.zeros(offsets[-1], np.int16),
+        duration=np.zeros(offsets[-1], np.float32),
+        is_positive=rng.random(offsets[-1]) < 0.5,
+    )
+
+
+def own_pins_of(*pins_of_user: Sequence[int], **columns: Sequence[float]) -> OwnPins:
+    """Own pins by their places; `columns` are columns of features_PX by number, "x1" for column 1; others are 0."""
+    row = [user for user, pins in enumerate(pins_of_user) for _ in pins]
+    features_PX = torch.zeros(len(row), len(FEATURES))
+    for name, values in columns.items():
+        features_PX[:, int(name.removeprefix("x"))] = torch.tensor(values)
+    return OwnPins(
+        num_users=len(pins_of_user),
+        row_P=torch.tensor(row, dtype=torch.int64),
+        pin_P=torch.tensor([pin for pins in pins_of_user for pin in pins], dtype=torch.int64),
+        features_PX=features_PX,
+        action_type_P=torch.zeros(len(row), dtype=torch.int64),
+    )
+
+
+def pin_inputs(
+    *,
+    factor: Sequence[Sequence[float]] = (),
+    trust: Sequence[float] = (),
+    content: Sequence[Sequence[float]] = (),
+    num_pins: int | None = None,
+) -> PinInputs:
+    """Inputs of pins whose statistics are 0."""
+    num_pins = num_pins if num_pins is not None else max(len(factor), len(content))
+    return PinInputs(
+        factor_MD=torch.tensor(factor) if factor else torch.zeros(num_pins, 0),
+        trust_M=torch.tensor(trust) if trust else torch.ones(num_pins),
+        statistics_MF=torch.zeros(num_pins, len(STATISTICS)),
+        content_MC=torch.tensor(content) if content else torch.zeros(num_pins, 0),
+    )
+
+
+def random_model(*, content_dim: int = 0, seed: int = 0, pin_length: float = 4.0, **config: Any) -> PartsModel:
+    """A model whose weights are all random, so that every input matters."""
+    chosen: dict[str, Any] = {"factor_dim": 8, "trend_dim": 4} | config
+    torch.manual_seed(seed)
+    model = PartsModel(PartsConfig(**chosen), content_dim=content_dim, num_action_types=NUM_TYPES)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.2 * torch.randn(weight.shape))
+        model.own_mean_X.copy_(torch.randn(len(FEATURES)))
+        model.unknown_statistics_F.copy_(torch.randn(len(STATISTICS)))
+        model.pin_length.fill_(pin_length)
+    return model.eval()
+
+
+def random_table(model: PartsModel, folder: Path, *, num_pins: int, seed: int = 0) -> PinTable:
+    """A pin table of pins 0 to num_pins - 1 with random values; vectors have unit norm."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = pa.table({"pin_id": pa.array(range(num_pins), pa.int64())})
+    with pa.OSFile(str(folder / "ids.arrow"), "wb") as sink, pa.ipc.new_file(sink, ids.schema) as writer:
+        writer.write_table(ids)
+    factor, vector = (rng.normal(size=(num_pins, dim)) for dim in (model.config.factor_dim, model.embedding_dim))
+    return PinTable(
+        ids=folder / "ids.arrow",
+        factor=(factor / np.linalg.norm(factor, axis=1, keepdims=True)).astype(np.float32),
+        trust=rng.random(num_pins).astype(np.float32),
+        statistics=rng.normal(size=(num_pins, len(STATISTICS))).astype(np.float32),
+        log_repeat=rng.random(num_pins).astype(np.float32),
+        vector=(vector / np.linalg.norm(vector, axis=1, keepdims=True)).astype(np.float16),
+    )
+
+
+def known_pins(model: PartsModel, table: PinTable, *, num_pins: int) -> KnownPins:
+    """Pins 0 to num_pins - 1 in the table's own numbers; those that it does not have are new. Content is random."""
+    row = np.where(np.arange(num_pins) < len(table.trust), np.arange(num_pins), -1)
+    content_NC = np.random.default_rng(7).normal(size=(num_pins, model.content_dim)).astype(np.float32)
+    content_NC /= np.maximum(np.linalg.norm(content_NC, axis=1, keepdims=True), 1e-9)
+    content_NC[::5] = 0  # pins without a vector
+    return KnownPins(model=model, table=table, table_row=row, content=lambda pin_M: content_NC[pin_M])
