@@ -99,7 +99,7 @@ PinState = DailyState[PinManifest]
 
 
 def pin_state(site: Site) -> PinState:
-    return DailyState(root=site.directory / "pin_features", asset="pin_features", num_buckets=1, layout=LAYOUT)
+    return DailyState(root=site.directory / "pin_features", asset="pin_features", num_buckets=1)
 
 
 def content_name(manifest: PinManifest | Manifest) -> str:

@@ -1,4 +1,4 @@
-"""A small shop: two crowds with pins of their own, in one CSV file, and a matrix of content vectors that a site may use."""
+"""A small shop: two crowds with pins of their own, in one CSV file, and a matrix of content vectors."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,12 +38,9 @@ def write_shop(root: Path, rows: Sequence[Row] | None = None, **changes: Any) ->
     """
     root.mkdir(parents=True, exist_ok=True)
     rows = shop_actions() if rows is None else rows
-    lines = [
-        f"{user},{pin},{ds}T{second // 3600:02d}:{second // 60 % 60:02d}:00Z\n" for user, pin, ds, second in rows
-    ]
+    lines = [f"{user},{pin},{ds}T{second // 3600:02d}:{second // 60 % 60:02d}:00Z\n" for user, pin, ds, second in rows]
     (root / "actions.csv").write_text("user,pin,at\n" + "".join(lines))
-    pins = sorted({f"p{number:02d}" for number in range(NUM_PINS)} | {row[1] for row in rows})
-    pins = [pin for pin in pins if not pin.startswith(("new", "rare"))]
+    pins = sorted({row[1] for row in rows if not row[1].startswith(("new", "rare"))} or {"p00"})
     crowd = np.array([1.0 if int(pin[1:]) % 2 else -1.0 for pin in pins])
     vectors = np.random.default_rng(4).normal(size=(len(pins), VECTOR_DIM)) * 0.3
     vectors[:, 0] += crowd
