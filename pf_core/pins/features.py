@@ -73,7 +73,8 @@ class PinTotals(TypedDict):
 class PinOrigin(TypedDict):
     """What a partition was built from."""
 
-    layout: NotRequired[int]
+    pin_layout: NotRequired[int]
+    """Absent in layout 1."""
     source: str
     """Digest of the site file's `pins` and of the files that are not dated."""
     raw_digests: dict[str, str]
@@ -112,7 +113,7 @@ def content_name(manifest: PinManifest | Manifest) -> str:
 
 def refuse_older_layout(manifest: PinManifest | Manifest) -> None:
     """Refuse a partition from before pin_features had the pins of the log."""
-    if manifest.get("layout") != LAYOUT:
+    if manifest.get("pin_layout") != LAYOUT:
         raise PipelineError(
             f"pin_features {manifest['ds']} was built by an older version, without the pins of the log",
             f"rebuild it with: {materialize_command('pin_features', manifest['ds'])}",
@@ -178,7 +179,7 @@ def _build_day(site: Site, state: PinState, ds: str, *, is_first: bool) -> PinMa
         log_pins = without(log_pins, known)
     added = _digest([source, built_on, digest_of_ids(log_pins), dated])
     origin: PinOrigin = {
-        "layout": LAYOUT,
+        "pin_layout": LAYOUT,
         "source": source,
         "raw_digests": raw_digests if base is None else base.get("raw_digests", {}) | raw_digests,
         "inputs": inputs,
@@ -255,7 +256,9 @@ def _with_log_pins(site: Site, described: pa.Table, log_pins: pa.Array) -> pa.Ta
 def _advance(site: Site, state: PinState, base: PinManifest, rows: pa.Table) -> lance.LanceDataset:
     """Write a new version of the base with these rows; the base's own version if there are none."""
     path, dim = state.bucket_path(0), base["dim"] or dim_of(rows)
-    if dim != base["dim"] or base.get("layout") != LAYOUT:  # the first vectors of the site: every row gets a new column
+    if (
+        dim != base["dim"] or base.get("pin_layout") != LAYOUT
+    ):  # the first vectors of the site: every row gets a new column
         kept = _open(state, base).to_table()
         kept = kept.filter(pc.invert(pc.is_in(kept["pin_id"], rows["pin_id"])))
         return create_bucket(path, joined(kept, rows))
