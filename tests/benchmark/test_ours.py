@@ -41,7 +41,17 @@ from pf_core.pins.features import pin_state, read_pin_features
 from pf_core.pins.packed import open_pins, pack_pins
 from pf_core.timelines.build import read_bucket, timeline_state
 from pf_core.training.training_set import latest_training_set, open_training_set
-from tests.support.shop import CUT_DS, DAYS, HELD_OUT_SHARE, NUM_PINS, NUM_USERS, Row, shop_actions, write_shop
+from tests.support.shop import (
+    CUT_DS,
+    DAYS,
+    HELD_OUT_SHARE,
+    NUM_PINS,
+    NUM_USERS,
+    Row,
+    shop_actions,
+    shop_file,
+    write_shop,
+)
 
 IDS = pa.array(range(NUM_USERS))
 HELD_OUT = IDS.filter(pa.array(is_held_out(IDS, HELD_OUT_SHARE))).to_pylist()
@@ -65,8 +75,7 @@ def run_stages(site: Site, folder: Path) -> Site:
     site = benchmark_site(site, folder / "cache")
     engine = engine_in(folder)
     ingest_log(site, engine=engine, progress=silent)
-    site, note = build_pins(site, CUT_DS, engine=engine, progress=silent)
-    assert note is None
+    build_pins(site, CUT_DS, engine=engine, progress=silent)
     return site
 
 
@@ -88,7 +97,7 @@ def run_ours(folder: Path, rows: list[Row]) -> tuple[Site, BenchmarkLog, OurResu
 
 
 RARE: list[Row] = [
-    (HELD_OUT[0], "rare", DAYS[2], 7200 * 5),  # one user: no vector
+    (HELD_OUT[0], "rare", DAYS[2], 7200 * 5),  # no vector
     (HELD_OUT[0], "rare", DAYS[10], 7200 * 5),
     (HELD_OUT[1], "new", DAYS[11], 7200 * 5),  # not in the index
 ]
@@ -118,7 +127,9 @@ def test_lists_are_those_of_the_vectors_that_serving_stores(
         sequences = cut_sequences(encode_timelines(table, pins, description), description["model"]["sequence_length"])
         vectors, _ = embed(model, sequences, np.arange(len(sequences.user_ids)), pins, num_threads=1)
         served |= dict(zip(sequences.user_ids.to_pylist(), vectors, strict=True))
-    features = read_pin_features(site, CUT_DS, ["pin_id", "feature"]).sort_by("pin_id").to_pylist()
+    known = read_pin_features(site, CUT_DS, ["pin_id", "feature"]).sort_by("pin_id").to_pylist()
+    assert [pin["pin_id"] for pin in known if pin["feature"] is None] == ["rare"]
+    features = [pin for pin in known if pin["feature"] is not None]
     import torch
 
     with torch.no_grad():
@@ -146,7 +157,7 @@ def test_what_has_no_vector_is_counted(made: tuple[Site, BenchmarkLog, OurResult
     assert np.flatnonzero(~has_vector).tolist() == [rare]
     assert vectors.shape == (NUM_PINS + 1, 4)
     data = open_training_set(latest_training_set(site))
-    assert vectors[has_vector].tobytes() == data.pin_feature.tobytes()
+    assert vectors[has_vector].tobytes() == data.pin_feature[data.has_feature].tobytes()
     nobody = replace(log, positive_user_P=log.positive_user_P[:0], positive_pin_P=log.positive_pin_P[:0])
     assert positives_without_vector(nobody, has_vector) == 1.0
     assert actions_without_vector(log, has_vector) == result.share_of_actions_without_vector
@@ -154,15 +165,17 @@ def test_what_has_no_vector_is_counted(made: tuple[Site, BenchmarkLog, OurResult
     assert (result.settings["preset"], result.settings["num_layers"], result.settings["num_steps"]) == ("tiny", 1, 20)
 
 
-def test_a_user_without_a_usable_action_has_an_empty_list(tmp_path: Path) -> None:
+def test_a_user_whose_pins_have_no_vector_is_embedded_too(tmp_path: Path) -> None:
+    """The actions are read, with zeros instead of the vector, as in training and serving."""
     lonely = next(user for user in HELD_OUT if user > 2)
     rows = [row for row in shop_actions() if row[0] != lonely]
     rows += [(lonely, "rare", DAYS[3], 0), (lonely, "p01", DAYS[10], 0)]
     _, log, result = run_ours(tmp_path, rows)
     number = log.test_user_ids.to_pylist().index(lonely)
-    assert list_of(result.lists, number)[0] == []
-    assert (np.diff(result.lists.offsets_U) > 0).sum() == len(log.test_user_ids) - 1
-    assert result.note == "20 steps, 1 test users without an embedding have an empty list"
+    listed = list_of(result.lists, number)[0]
+    assert sorted(log.pin_ids.take(pa.array(listed)).to_pylist()) == [f"p{pin:02d}" for pin in range(NUM_PINS)]
+    assert (np.diff(result.lists.offsets_U) > 0).all()
+    assert result.note == "20 steps"
 
 
 def test_no_action_of_a_test_user_reaches_the_model(tmp_path: Path) -> None:
@@ -179,6 +192,14 @@ def test_no_action_of_a_test_user_reaches_the_model(tmp_path: Path) -> None:
         weights[name] = path.read_bytes()
     assert weights["planted"] == weights["plain"]
     assert weights["found"] != weights["plain"]  # the same actions of a training user do reach it
+
+
+def test_a_site_without_vectors(tmp_path: Path) -> None:
+    source = shop_file(tmp_path)["source"] | {"pins": {}}
+    site = run_stages(write_shop(tmp_path, source=source), tmp_path)
+    log = read_log(site, name="shop", cut_ds=CUT_DS, num_days=3, progress=silent)
+    assert content_vectors(site, log).shape == (NUM_PINS, 0)
+    assert positives_without_vector(log, np.zeros(NUM_PINS, bool)) == 1.0
 
 
 def test_lists_are_long_enough_for_both_questions(tmp_path: Path) -> None:
@@ -312,17 +333,13 @@ def test_the_cut_is_a_quarter_of_a_short_log(tmp_path: Path) -> None:
         cut_of_log(write_shop(tmp_path), DAYS[:1])
 
 
-def test_vectors_are_never_learned_from_days_after_the_cut(tmp_path: Path) -> None:
-    site = write_shop(tmp_path)
-    late = site.source.pins.vectors.model_copy(update={"until": DAYS[11]})
-    source = site.source.model_copy(update={"pins": site.source.pins.model_copy(update={"vectors": late})})
-    site = benchmark_site(site.model_copy(update={"source": source}), tmp_path / "cache")
+def test_the_pins_are_those_of_the_days_up_to_the_cut(tmp_path: Path) -> None:
+    site = benchmark_site(write_shop(tmp_path, [*shop_actions(), *RARE]), tmp_path / "cache")
     ingest_log(site, engine=engine_in(tmp_path), progress=silent)
-    site, note = build_pins(site, CUT_DS, engine=engine_in(tmp_path), progress=silent)
-    assert note == (
-        f"Pin vectors are learned from the actions before {DAYS[9]}; the site file's `until`, {DAYS[11]}, is after the "
-        "cut."
-    )
+    build_pins(site, CUT_DS, engine=engine_in(tmp_path), progress=silent)
+    pins = read_pin_features(site, CUT_DS, ["pin_id"])["pin_id"].to_pylist()
+    assert "rare" in pins
+    assert "new" not in pins
     assert pin_state(site).days() == [CUT_DS]
     first = prepare_training_set(site, CUT_DS, engine=engine_in(tmp_path), progress=silent)
     assert prepare_training_set(site, CUT_DS, engine=engine_in(tmp_path), progress=silent) == first

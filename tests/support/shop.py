@@ -1,5 +1,6 @@
-"""A small shop without content vectors: two crowds with pins of their own, in one CSV file."""
+"""A small shop: two crowds with pins of their own, in one CSV file, and a matrix of content vectors."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ CUT_DS = "2026-01-09"
 """A quarter of the twelve days comes after it."""
 
 NUM_USERS, NUM_PINS, HELD_OUT_SHARE = 80, 40, 0.2
+
+DIM = 4
 
 Row = tuple[int, str, str, int]
 """User, pin, day, second of the day."""
@@ -39,7 +42,18 @@ def write_shop(root: Path, rows: Sequence[Row] | None = None, **changes: Any) ->
         for user, pin, ds, second in (shop_actions() if rows is None else rows)
     ]
     (root / "actions.csv").write_text("user,pin,at\n" + "".join(lines))
+    write_vectors(root, {pin for _, pin, _, _ in (shop_actions() if rows is None else rows)})
     return Site.model_validate(shop_file(root) | changes)
+
+
+def write_vectors(root: Path, pins: set[str]) -> None:
+    """Write vectors of the pins that are numbered, such as p07: near for pins of one crowd; others have none."""
+    numbered = sorted(pin for pin in pins if re.fullmatch(r"[a-z]\d+", pin))
+    numbers = [int(pin[1:]) for pin in numbered]
+    noise = [np.random.default_rng([ord(pin[0]), int(pin[1:])]).normal(size=DIM) for pin in numbered]
+    vectors = np.eye(2, DIM)[np.array(numbers, int) % 2] + 0.3 * np.reshape(noise, (-1, DIM))
+    np.save(root / "vectors.npy", vectors.astype(np.float32))
+    np.save(root / "ids.npy", np.array(numbered, "U8"))
 
 
 def shop_file(root: Path) -> dict[str, Any]:
@@ -58,7 +72,7 @@ def shop_file(root: Path) -> dict[str, Any]:
                 "ts": {"column": "at", "unit": "iso"},
                 "action_type": {"constant": "buy"},
             },
-            "pins": {"vectors": {"until": DAYS[8], "dim": 4, "min_count": 2}},
+            "pins": {"vectors": {"npy": "vectors.npy", "ids": "ids.npy"}},
         },
         "timelines": {"num_buckets": 2},
         "engine": {"num_workers": 1, "memory_mb": 64},
