@@ -13,7 +13,7 @@ from pf_core.errors import PipelineError
 from pf_core.logs.partition import bucket_files
 from pf_core.logs.readers import find_files
 from pf_core.pins.catalogue import UNKNOWN_INTEREST, Catalogue, read_catalogue, read_matrix
-from pf_core.schemas import id_arrow_type, pin_features_schema
+from pf_core.schemas import IdType, id_arrow_type, pin_features_schema
 from pf_core.storage.files import read_parquet
 
 IDS_AT_ONCE = 1 << 20
@@ -162,6 +162,6 @@ def with_feature_column(rows: pa.Table, dim: int) -> pa.Table:
     if "has_feature" in rows.column_names:
         rows = rows.drop_columns(["has_feature"])
     rows = rows.append_column("has_feature", has_feature)
-    id_type = "int" if pa.types.is_integer(rows.schema.field("pin_id").type) else "string"
+    id_type: IdType = "int" if pa.types.is_integer(rows.schema.field("pin_id").type) else "string"
     schema = pin_features_schema(id_type, dim)
     return rows.select(schema.names).cast(schema)
