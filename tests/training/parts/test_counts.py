@@ -135,7 +135,7 @@ def test_serving_counts_the_same_log_alike(tmp_path: Path, shared_sites: SharedS
         assert counts.user_days_NW.sum() > 0
         np.testing.assert_array_equal(of_pins.user_days_NW, counts.user_days_NW)
         np.testing.assert_array_equal(np.where(of_pins.first_day_N >= 0, day - of_pins.first_day_N, 0), counts.age_N)
-        trained = pins_of_day(counts, log_repeat_N, model.statistics_scale_F.numpy())
+        trained = pins_of_day(counts, log_repeat_N)
         pins = open_parts_pins(
             ds, model, table, served, first_us=data.manifest["time_origin_us"], num_pins=data.num_pins
         )
