@@ -74,11 +74,7 @@ class PinOrigin(TypedDict):
     """What a partition was built from."""
 
     pin_layout: NotRequired[int]
-<<<<<<< HEAD
-    """LAYOUT; absent in the first one. Not the `layout` of StateManifest: older partitions can be built upon."""
-=======
     """Absent in layout 1."""
->>>>>>> w_tests
     source: str
     """Digest of the site file's `pins` and of the files that are not dated."""
     raw_digests: dict[str, str]
@@ -260,13 +256,9 @@ def _with_log_pins(site: Site, described: pa.Table, log_pins: pa.Array) -> pa.Ta
 def _advance(site: Site, state: PinState, base: PinManifest, rows: pa.Table) -> lance.LanceDataset:
     """Write a new version of the base with these rows; the base's own version if there are none."""
     path, dim = state.bucket_path(0), base["dim"] or dim_of(rows)
-<<<<<<< HEAD
-    if dim != base["dim"] or base.get("pin_layout") != LAYOUT:  # the site's first vectors: each row gets a new column
-=======
     if (
         dim != base["dim"] or base.get("pin_layout") != LAYOUT
     ):  # the first vectors of the site: every row gets a new column
->>>>>>> w_tests
         kept = _open(state, base).to_table()
         kept = kept.filter(pc.invert(pc.is_in(kept["pin_id"], rows["pin_id"])))
         return create_bucket(path, joined(kept, rows))
