@@ -106,6 +106,14 @@ def test_few_pins_have_fewer_dimensions() -> None:
     assert not factor[:, 3:].any()
 
 
+def test_a_log_of_separate_parts_has_the_same_factors_every_time() -> None:
+    """Three users share no pin: ARPACK restarts from random vectors."""
+    apart = [[(1.0 + pin / 10, 3 * user + pin, 0, True) for pin in range(3)] for user in range(3)]
+    expected = fit(timelines_of(*apart), 5, num_pins=9)
+    for _ in range(5):
+        assert_equal(fit(timelines_of(*apart), 5, num_pins=9), expected)
+
+
 def test_chunks_of_users_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     timelines = random_timelines([30] * 60, num_pins=30)
     expected = fit(timelines, FIRST_DAY + 30)
