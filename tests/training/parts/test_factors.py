@@ -107,11 +107,13 @@ def test_few_pins_have_fewer_dimensions() -> None:
 
 
 def test_a_log_of_separate_parts_has_the_same_factors_every_time() -> None:
-    """Three users share no pin: ARPACK restarts from random vectors."""
-    apart = [[(1.0 + pin / 10, 3 * user + pin, 0, True) for pin in range(3)] for user in range(3)]
-    expected = fit(timelines_of(*apart), 5, num_pins=9)
+    """ARPACK restarts from random vectors here: the users of pin 7 share nothing with the others."""
+    first, second = [(1, 1), (2, 10), (5, 2), (7, 1), (10, 10), (12, 0)], [(3, 10), (8, 4)]
+    users = [first, second, [(10, 7)], [(5, 7)], [(9, 7)]]
+    apart: list[list[Action]] = [[(float(day), pin, 0, True) for day, pin in user] for user in users]
+    expected = fit(timelines_of(*apart), 13, num_pins=12, dim=4)
     for _ in range(5):
-        assert_equal(fit(timelines_of(*apart), 5, num_pins=9), expected)
+        assert_equal(fit(timelines_of(*apart), 13, num_pins=12, dim=4), expected)
 
 
 def test_chunks_of_users_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
