@@ -19,6 +19,7 @@ from pf_core.model.parts.inference import KnownPins, embed_records
 from pf_core.pins.lookup import find_pins
 from pf_core.storage.arrays import read_arrow
 from pf_core.training.parts import prepared as prepared_module
+from pf_core.training.parts.factors import fit_factors
 from pf_core.training.parts.rows import unit_rows
 from pf_core.training.trainer import train
 from pf_core.training.training_set import open_training_set
@@ -133,7 +134,7 @@ def test_a_resumed_run_gives_the_same_bytes(planted: Path, tmp_path: Path, parts
 def test_an_interrupted_preparation_is_repeated(planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(steps=3)
     run(planted, tmp_path / "whole", config)
-    original, calls = prepared_module.fit_factors, []
+    original, calls = fit_factors, list[int]()
 
     def stop_at_the_second(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
