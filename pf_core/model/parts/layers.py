@@ -11,13 +11,17 @@ HEAD_START = ((0.0, 0.0), (0.0, -0.7), (0.5, 0.0), (0.0, -1.5))
 """Initial powers of the decayed days and of the age in the weights of each head."""
 
 
-def residual_mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """Two layers, the last of which starts at 0, so that training starts from the formula around them."""
-    layers = nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, outputs))
+def residual_mlp(inputs: int, hidden: int, outputs: int, *, has_bias: bool = True) -> nn.Sequential:
+    """Two layers, the last of which starts at 0, so that training starts from the formula around them.
+
+    Without `has_bias`, no constant is added to the output.
+    """
+    layers = nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, outputs, bias=has_bias))
     last = layers[2]
     assert isinstance(last, nn.Linear)
     nn.init.zeros_(last.weight)
-    nn.init.zeros_(last.bias)
+    if has_bias:
+        nn.init.zeros_(last.bias)
     return layers
 
 

@@ -25,7 +25,8 @@ class Trend(nn.Module):
     def __init__(self, dim: int, *, num_user_features: int) -> None:
         super().__init__()
         assert len(START_BETA) == len(WINDOWS_DAYS)
-        self.pin_mlp = residual_mlp(len(STATISTICS), 32, dim)
+        # A constant in all pins changes no softmax: its gradient would be rounding errors, which Adam makes large.
+        self.pin_mlp = residual_mlp(len(STATISTICS), 32, dim, has_bias=False)
         self.user_mlp = residual_mlp(num_user_features, 32, dim)
         self.log_beta_W = nn.Parameter(torch.tensor(START_BETA).log())
         self.weight = nn.Parameter(torch.tensor(1.0))

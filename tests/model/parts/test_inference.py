@@ -9,6 +9,7 @@ import torch
 
 from pf_core.model.parts import inference
 from pf_core.model.parts.inference import NEVER, KnownPins, Records, embed_records
+from pf_core.model.parts.own_pins import own_pins
 from pf_core.timelines.arrays import Timelines
 from tests.support.parts import known_pins, random_model, random_table, random_timelines
 
@@ -143,7 +144,7 @@ def test_an_increment_on_the_cosines_scale_is_that_of_the_logit(tmp_path: Path) 
     table = random_table(model, tmp_path, num_pins=IN_TABLE)
     known, timelines = known_pins(model, table, num_pins=NUM_PINS), random_timelines([40], num_pins=IN_TABLE)
     records = embed(known, timelines, [0])
-    arrays = inference.own_pins(timelines, timelines.offsets[:1], timelines.offsets[1:])
+    arrays = own_pins(timelines, timelines.offsets[:1], timelines.offsets[1:])
     own = inference._filled(arrays, np.arange(len(arrays.pin_P)), arrays.row_P, np.arange(len(arrays.pin_P)))
     with torch.inference_mode():
         users = model.embed_users(own, known.inputs(arrays.pin_P))

@@ -5,6 +5,7 @@ from math import e, log
 import numpy as np
 import pytest
 
+from pf_core.days import DAY_US
 from pf_core.timelines.arrays import Timelines
 from pf_core.training.parts import factors as module
 from pf_core.training.parts.factors import Factors, fit_factors, turned
@@ -24,7 +25,7 @@ def assert_equal(one: Factors, other: Factors) -> None:
 
 def until(timelines: Timelines, day: int) -> Timelines:
     """The same users without the actions of `day` or later."""
-    is_kept = timelines.ts < day * module.DAY_US
+    is_kept = timelines.ts < day * DAY_US
     names = ("pin", "ts", "action_type", "surface", "duration", "is_positive")
     before = np.concatenate([[0], np.cumsum(is_kept)])
     return Timelines(offsets=before[timelines.offsets], **{name: getattr(timelines, name)[is_kept] for name in names})
@@ -67,7 +68,7 @@ def test_factors_are_those_of_a_full_decomposition() -> None:
     days = np.zeros((30, 12))
     for user in range(30):
         mine = slice(*timelines.offsets[user : user + 2].tolist())
-        day_A = timelines.ts[mine] // module.DAY_US
+        day_A = timelines.ts[mine] // DAY_US
         for pin, used in set(zip(timelines.pin[mine].tolist(), day_A.tolist(), strict=True)):
             days[user, pin] += used < day
     matrix = np.log1p(days) / np.sqrt((days > 0).sum(axis=0) + 5)
@@ -104,6 +105,16 @@ def test_few_pins_have_fewer_dimensions() -> None:
     factor = fit(timelines, FIRST_DAY + 40, num_pins=4, dim=8).factor_ND
     assert factor.shape == (4, 8)
     assert not factor[:, 3:].any()
+
+
+def test_a_log_of_separate_parts_has_the_same_factors_every_time() -> None:
+    """ARPACK restarts from random vectors here: the users of pin 7 share nothing with the others."""
+    first, second = [(1, 1), (2, 10), (5, 2), (7, 1), (10, 10), (12, 0)], [(3, 10), (8, 4)]
+    users = [first, second, [(10, 7)], [(5, 7)], [(9, 7)]]
+    apart: list[list[Action]] = [[(float(day), pin, 0, True) for day, pin in user] for user in users]
+    expected = fit(timelines_of(*apart), 13, num_pins=12, dim=4)
+    for _ in range(5):
+        assert_equal(fit(timelines_of(*apart), 13, num_pins=12, dim=4), expected)
 
 
 def test_chunks_of_users_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
