@@ -86,7 +86,7 @@ def test_the_question_is_what_held_out_users_liked_after_the_cut(small_site: Cal
     assert [each.tolist() for each in question.unaskable] == [[0], [moment], [-1], [0], [moment]]
     assert question.share_unaskable == 1 / 2  # b and fresh
     assert lines == [
-        "50.0% of the positives are on pins without a vector at the cut and count as misses (1 actions): 1 held-out "
+        "50.0% of the positives are on pins that are unknown at the cut and count as misses (1 actions): 1 held-out "
         f"users with 2 positives on other pins in the 1 days after {START}, index of 2 pins"
     ]
     assert question.last_ds == SECOND_DAY
@@ -94,7 +94,10 @@ def test_the_question_is_what_held_out_users_liked_after_the_cut(small_site: Cal
 
 
 def test_positives_without_a_vector_are_part_of_the_question(small_site: Callable[..., SmallSite]) -> None:
-    """The first user finds pins with and without a vector, the second only one without; the third one is idle."""
+    """The first user finds pins with and without a vector, the second only ones without; the third one is idle.
+
+    Nobody knows `fresh` and `other` at the cut; `odd` has actions before it, and no content vector.
+    """
     site = small_site()
     site.site = site.site.model_copy(update={"training": TrainingConfig(held_out_share=0.5, evaluation_days=1)})
     users = pa.array(range(100))
@@ -120,16 +123,19 @@ def test_positives_without_a_vector_are_part_of_the_question(small_site: Callabl
     ]
     first, second = (question.user_ids.to_pylist().index(user) for user in (one, two))
     found = sorted(zip(question.unaskable.user_P.tolist(), question.unaskable.pin_P.tolist(), strict=True))
-    assert [user for user, _ in found] == sorted([first] * 4 + [second] * 2)
+    assert [user for user, _ in found] == sorted([first] * 3 + [second])
     assert {pin for user, pin in found if user == second} < {pin for user, pin in found if user == first}
-    assert {pin for _, pin in found} == {-1, -2, -3}
-    assert (question.counts["positives"], question.counts["unaskable_positives"]) == (1, 6)
-    coverage = vector_coverage(site.site, question)
-    assert coverage["share_of_positives"] == (3 + 2) / (4 + 2)  # all but b
-    assert coverage["share_of_actions"] == 1 / 3  # a, a and odd
+    assert {pin for _, pin in found} == {-1, -2}
+    assert (question.counts["positives"], question.counts["unaskable_positives"]) == (3, 4)
+    towers = vector_coverage(site.site, question)
+    assert towers["share_of_positives"] == (3 + 2) / (4 + 2)  # all but b
+    assert towers["share_of_actions"] == 1 / 3  # a, a and odd
+    parts = vector_coverage(site.site, question, needs_content=False)
+    assert parts["share_of_positives"] == (2 + 1) / (4 + 2)  # all but b and odd
+    assert parts["share_of_actions"] == 0
     scores = score_baseline(question, "popularity_7d", frequencies=("once",), progress=silent).frequencies["once"]
-    assert scores.recall_at_10[[first, second]].tolist() == [1 / 4, 0]
-    assert scores.num_unaskable[[first, second]].tolist() == [3, 2]
+    assert scores.recall_at_10[[first, second]].tolist() == [2 / 4, 1 / 2]
+    assert scores.num_unaskable[[first, second]].tolist() == [2, 1]
     assert scores.num_new[[first, second]].tolist() == [4 - 1, 2]  # the first user had seen odd before the cut
 
 
