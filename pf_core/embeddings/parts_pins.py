@@ -60,8 +60,7 @@ class PartsPins:
     def inputs(self, pin_ids: pa.Array, content_NC: np.ndarray) -> tuple[PinInputs, np.ndarray]:
         """Return the inputs of these pins, and their rates."""
         raw_NF, counted = self._statistics(pin_ids)
-        scale_F = self.model.statistics_scale_F.cpu().numpy()
-        statistics_NF = ((raw_NF - self._mean_F) / scale_F).astype(np.float32)
+        statistics_NF = (raw_NF - self._mean_F).astype(np.float32)
         row = find_pins(self.table.ids, pin_ids)
         is_known, row = row >= 0, np.maximum(row, 0)
         inputs = PinInputs(

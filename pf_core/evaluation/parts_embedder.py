@@ -60,11 +60,11 @@ class PartsQueryEmbedder:
         set_once(self, "_pins", self._pins_at_cut())
 
     def _pins_at_cut(self) -> PinsOfDay:
-        data, model, row_N = self.question.data, self.known.model, self.known.table_row
+        data, row_N = self.question.data, self.known.table_row
         first_day = self.description["time_origin_us"] // DAY_US
         counts = count_before(data.train, data.cut_us // DAY_US, num_pins=data.num_pins, first_day=first_day)
         repeat_N = np.where(row_N >= 0, self.known.table.log_repeat[np.maximum(row_N, 0)], np.float32(0))
-        return pins_of_day(counts, repeat_N, model.statistics_scale_F.cpu().numpy())
+        return pins_of_day(counts, repeat_N)
 
     def embed(self, user_Q: np.ndarray, end_Q: np.ndarray) -> QueryVectors:
         start_Q, last_Q = self._timelines.offsets[user_Q], self._before_A[end_Q]

@@ -17,6 +17,7 @@ from pf_core.days import ds_range, shift_ds
 from pf_core.errors import PipelineError
 from pf_core.evaluation import queries as frequencies
 from pf_core.evaluation import question as evaluation
+from pf_core.evaluation.embedders import CONTENT_BASELINES
 from pf_core.evaluation.protocol import score_baseline
 from pf_core.evaluation.queries import Queries, ask
 from pf_core.evaluation.question import open_question
@@ -70,7 +71,7 @@ def test_the_question_is_what_held_out_users_liked_after_the_cut(small_site: Cal
     lines: list[str] = []
     question = open_question(site.site, data, progress=lines.append)
     assert question.user_ids.to_pylist() == [judge]
-    assert question.timelines.pin.tolist() == [0, 1, 1]  # a, then b twice; `fresh` had no feature at the cut
+    assert question.timelines.pin.tolist() == [0, 1, 1]  # a, then b twice; `fresh` was unknown at the cut
     assert question.positive_A.tolist() == [1, 2]
     assert question.index_pin.tolist() == [0, 1]
     assert question.counts == {
@@ -94,10 +95,8 @@ def test_the_question_is_what_held_out_users_liked_after_the_cut(small_site: Cal
 
 
 def test_positives_without_a_vector_are_part_of_the_question(small_site: Callable[..., SmallSite]) -> None:
-    """The first user finds pins with and without a vector, the second only ones without; the third one is idle.
-
-    Nobody knows `fresh` and `other` at the cut; `odd` has actions before it, and no content vector.
-    """
+    """The first user finds a pin with a vector, one without, and two that were unknown at the cut; the second one finds
+    one without a vector and one that was unknown; the third one is idle."""
     site = small_site()
     site.site = site.site.model_copy(update={"training": TrainingConfig(held_out_share=0.5, evaluation_days=1)})
     users = pa.array(range(100))
@@ -123,20 +122,27 @@ def test_positives_without_a_vector_are_part_of_the_question(small_site: Callabl
     ]
     first, second = (question.user_ids.to_pylist().index(user) for user in (one, two))
     found = sorted(zip(question.unaskable.user_P.tolist(), question.unaskable.pin_P.tolist(), strict=True))
-    assert [user for user, _ in found] == sorted([first] * 3 + [second])
+    assert [user for user, _ in found] == sorted([first] * 3 + [second])  # fresh twice and other; fresh
     assert {pin for user, pin in found if user == second} < {pin for user, pin in found if user == first}
     assert {pin for _, pin in found} == {-1, -2}
     assert (question.counts["positives"], question.counts["unaskable_positives"]) == (3, 4)
-    towers = vector_coverage(site.site, question)
-    assert towers["share_of_positives"] == (3 + 2) / (4 + 2)  # all but b
-    assert towers["share_of_actions"] == 1 / 3  # a, a and odd
-    parts = vector_coverage(site.site, question, needs_content=False)
-    assert parts["share_of_positives"] == (2 + 1) / (4 + 2)  # all but b and odd
-    assert parts["share_of_actions"] == 0
+    assert question.share_unaskable == (2 + 1) / (4 + 2)
+    assert data.has_feature.tolist() == [True, True, False]
+    assert question.index_pin.tolist() == [0, 1, 2]  # odd, too
+    coverage = vector_coverage(site.site, question)
+    assert coverage["share_of_positives"] == (3 + 2) / (4 + 2)  # all but b
+    assert coverage["share_of_actions"] == 1 / 3  # a, a and odd
+    of_parts = vector_coverage(site.site, question, needs_content=False)  # a model of parts ranks odd, too
+    assert of_parts["share_of_positives"] == (2 + 1) / (4 + 2)
+    assert of_parts["share_of_actions"] == 0
     scores = score_baseline(question, "popularity_7d", frequencies=("once",), progress=silent).frequencies["once"]
-    assert scores.recall_at_10[[first, second]].tolist() == [2 / 4, 1 / 2]
+    assert scores.recall_at_10[[first, second]].tolist() == [2 / 4, 1 / 2]  # b and odd; odd
     assert scores.num_unaskable[[first, second]].tolist() == [2, 1]
     assert scores.num_new[[first, second]].tolist() == [4 - 1, 2]  # the first user had seen odd before the cut
+    for name in CONTENT_BASELINES:
+        content = score_baseline(question, name, frequencies=("once",), progress=silent).frequencies["once"]
+        assert content.recall_at_10[[first, second]].tolist() == [1 / 4, 0]  # odd is neither found nor a result
+        assert sorted(content.top_10[0].tolist()) == [-1] * 8 + [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -144,6 +150,11 @@ def test_positives_without_a_vector_are_part_of_the_question(small_site: Callabl
     [
         ({"vectors": {"npy": "v.npy", "ids": "i.npy"}}, True, "source.pins.vectors: v.npy and i.npy have no row"),
         ({"vectors": {"npy": "v.npy", "ids": "i.npy"}}, False, "source.pins.catalogue: a catalogue would make pins"),
+        (
+            {"pin_id": "id", "catalogue": {"path": "p.csv"}},
+            True,
+            "source.pins.catalogue: p.csv has no row for these pins",
+        ),
         ({}, True, "source.pins.catalogue: a catalogue would make pins known before their first action"),
     ],
 )

@@ -249,7 +249,7 @@ def older(site: Any, ds: str) -> None:
     state = pin_state(site)
     table = state.open_bucket(ds, 0).to_table().drop_columns(["has_feature"])
     manifest = json.loads(state.manifest_path(ds).read_text())
-    for key in ("layout", "source", "raw_digests", "added", "content"):
+    for key in ("pin_layout", "source", "raw_digests", "added", "content"):
         del manifest[key]
     manifest["versions"] = [create_bucket(state.bucket_path(0), table).version]
     state.manifest_path(ds).write_text(json.dumps(manifest))

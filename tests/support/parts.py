@@ -1,5 +1,6 @@
-"""Small inputs of the model of parts: timelines from lists, a model with random weights, a pin table."""
+"""Small inputs of the model of parts: timelines from lists, training sets, a model with random weights, a pin table."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ Action = tuple[float, int, int, bool]
 
 NUM_TYPES = 3
 
+FIRST_DAY = 20_000
+"""First day of the random timelines and of the training sets, in days since 1970."""
+
 
 def timelines_of(*users: Sequence[Action]) -> Timelines:
     actions = [action for user in users for action in user]
@@ -45,7 +49,7 @@ def random_timelines(lengths: Sequence[int], *, num_pins: int, num_days: int = 4
     return Timelines(
         offsets=offsets,
         pin=np.floor(num_pins * rng.random(offsets[-1]) ** 2).astype(np.int32),
-        ts=20_000 * DAY_US + np.concatenate(ts),
+        ts=FIRST_DAY * DAY_US + np.concatenate(ts),
         action_type=rng.integers(NUM_TYPES, size=offsets[-1]).astype(np.int16),
         surface=np.zeros(offsets[-1], np.int16),
         duration=np.zeros(offsets[-1], np.float32),
@@ -103,9 +107,7 @@ def random_table(model: PartsModel, folder: Path, *, num_pins: int, seed: int = 
     """A pin table of pins 0 to num_pins - 1 with random values; vectors have unit norm."""
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    ids = pa.table({"pin_id": pa.array(range(num_pins), pa.int64())})
-    with pa.OSFile(str(folder / "ids.arrow"), "wb") as sink, pa.ipc.new_file(sink, ids.schema) as writer:
-        writer.write_table(ids)
+    write_ids(folder / "ids.arrow", num_pins)
     factor, vector = (rng.normal(size=(num_pins, dim)) for dim in (model.config.factor_dim, model.embedding_dim))
     return PinTable(
         ids=folder / "ids.arrow",
@@ -124,3 +126,45 @@ def known_pins(model: PartsModel, table: PinTable, *, num_pins: int) -> KnownPin
     content_NC /= np.maximum(np.linalg.norm(content_NC, axis=1, keepdims=True), 1e-9)
     content_NC[::5] = 0  # pins without a vector
     return KnownPins(model=model, table=table, table_row=row, content=lambda pin_M: content_NC[pin_M])
+
+
+def write_parts_set(path: Path, timelines: Timelines, *, num_pins: int, num_days: int, content_dim: int = 0) -> Path:
+    """A training set whose training users have these timelines, which start on day `FIRST_DAY`; all pins compete."""
+    features = np.random.default_rng(5).normal(size=(num_pins, content_dim)).astype(np.float32)
+    pins = {
+        "feature": features,
+        "has_feature": np.full(num_pins, content_dim > 0),
+        "candidates": np.arange(num_pins),
+        "interest": np.zeros(num_pins, np.int32),
+    }
+    names = ("offsets", "pin", "ts", "action_type", "surface", "duration", "is_positive")
+    train = {name: getattr(timelines, name) for name in names}
+    held_out = {name: values[:1] if name == "offsets" else values[:0] for name, values in train.items()}
+    for folder, arrays in (("pins", pins), ("train", train), ("held_out", held_out)):
+        (path / folder).mkdir(parents=True)
+        for name, values in arrays.items():
+            np.save(path / folder / f"{name}.npy", values)
+    manifest = {
+        "cut_ds": "2024-12-31",
+        "cut_us": (FIRST_DAY + num_days) * DAY_US,
+        "time_origin_us": FIRST_DAY * DAY_US + 1,
+        "vocabularies": {"action_type": [f"type {number}" for number in range(NUM_TYPES)], "surface": ["homefeed"]},
+        "fingerprint": "parts",
+    }
+    (path / "training_set.json").write_text(json.dumps(manifest))
+    return complete_parts_set(path)
+
+
+def complete_parts_set(path: Path) -> Path:
+    """Add to a training set what the training of the model of parts also reads: the pins' ids, and the definition of a
+    positive action."""
+    write_ids(path / "pins" / "pin_id.arrow", len(np.load(path / "pins" / "feature.npy", mmap_mode="r")))
+    manifest = json.loads((path / "training_set.json").read_text())
+    (path / "training_set.json").write_text(json.dumps(manifest | {"inputs": {"positive": {}}}))
+    return path
+
+
+def write_ids(path: Path, num_pins: int) -> None:
+    ids = pa.table({"pin_id": pa.array(range(num_pins), pa.int64())})
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, ids.schema) as writer:
+        writer.write_table(ids)

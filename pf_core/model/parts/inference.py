@@ -183,7 +183,9 @@ def _embed_block(
     scale = scale_B[row]
     increment = torch.full((len(at),), NEVER)
     if known.model.memory is not None:
-        increment = increments(users.strength_P[: len(at)].cpu(), cosine * scale) / scale
+        logit_P = torch.zeros(len(filled.row_P))  # a block's shape: the end of an array is rounded by other code
+        logit_P[: len(at)] = cosine * scale
+        increment = increments(users.strength_P.cpu(), logit_P)[: len(at)] / scale
     kept = _best(row, (cosine + increment).numpy(), known.model.config.memory_size)
     return unit_BV.numpy(), (row[kept], own.pin_P[at][kept], increment.numpy()[kept])
 

@@ -19,7 +19,7 @@ class PinInputs(NamedTuple):
     trust_M: Tensor
     """Trust in the factor, n / (n + 7) of n users; 0 for a pin without a factor."""
     statistics_MF: Tensor
-    """Standardized statistics: of the model's pin table on the user side, as of the day on the pin side."""
+    """Centered statistics: of the model's pin table on the user side, as of the day on the pin side."""
     content_MC: Tensor
     """Unit content vectors; zeros for a pin without one, and no columns for a model without content."""
 

@@ -93,6 +93,10 @@ class PartsModel(nn.Module):
             start += size
         return result
 
+    def matrices(self) -> list[nn.Parameter]:
+        """Return the matrices of taste and content, which start at multiples of the identity."""
+        return [matrix for part in (self.taste, self.content) if part is not None for matrix in part.matrices]
+
     @property
     def embedding_dim(self) -> int:
         """Length of a stored vector."""
@@ -105,6 +109,7 @@ class PartsModel(nn.Module):
 
         A model with a transformer reads the newest actions, too.
         """
+        pins = self._scaled(pins)
         pin_PF = pins.statistics_MF[own.pin_P]
         summed_P4 = torch.cat(
             [
@@ -136,10 +141,15 @@ class PartsModel(nn.Module):
 
     def embed_pins(self, pins: PinInputs, rates_MW: Tensor, mean_rate_W: Tensor) -> Tensor:
         """Return the pins' vectors before scaling, vector_MV; rates are those of the day, and their mean over pins."""
+        pins = self._scaled(pins)
         parts = [part.of_pins(pins) for part in (self.taste, self.content) if part is not None]
         if self.trend is not None:
             parts.append(self.trend.of_pins(pins.statistics_MF, rates_MW, mean_rate_W))
         return torch.cat(parts, dim=1)
+
+    def _scaled(self, pins: PinInputs) -> PinInputs:
+        """Return the pins with statistics of about unit variance."""
+        return pins._replace(statistics_MF=pins.statistics_MF / self.statistics_scale_F)
 
     def unit_pins(self, vector_MV: Tensor) -> tuple[Tensor, Tensor]:
         """Return unit vectors with a slack coordinate, and whether each pin was longer than `pin_length`."""

@@ -90,7 +90,8 @@ class SequencePart(nn.Module):
             ],
             dim=-1,
         )
-        x_BSH = self.pin(pin_MK)[actions.pin_BS] + self.time(time_BS4) + self.action_type(actions.action_type_BS)
+        pin_BSH = self.pin(pin_MK[actions.pin_BS])  # in this order: rounding must not depend on the number of pins
+        x_BSH = pin_BSH + self.time(time_BS4) + self.action_type(actions.action_type_BS)
         *others, last = self.blocks
         for block in others:
             x_BSH = block(x_BSH, actions.length_B)

@@ -1,8 +1,8 @@
 """Statistics of pins as of a day, from counts: on how many user-days they were used in the days before.
 
 A user-day is a user with a positive action on the pin on that day; only users whom training may see are counted.
-`Standard` brings the statistics of every day to the same scale: minus the mean of that day's known pins, divided by a
-constant of the model.
+`centered` brings the statistics of every day to the same level: minus the mean of that day's known pins. The model
+divides them by a constant of its own, `scale_of`, which training sets as it sets weights.
 """
 
 from typing import NamedTuple
@@ -35,7 +35,7 @@ class DayCounts(NamedTuple):
     user_days_NW: np.ndarray
     """User-days in each of WINDOWS_DAYS."""
     age_N: np.ndarray
-    """Days since the first user-day, at least 1; 0 for a pin without any."""
+    """Days since the first user-day in the longest window, at least 1; 0 for a pin without any."""
     num_days: int
     """Days from the first day of the log: a window is no longer than that."""
 
@@ -50,7 +50,7 @@ class DayCounts(NamedTuple):
 
 
 def raw_statistics(counts: DayCounts, log_repeat_N: np.ndarray) -> np.ndarray:
-    """Return STATISTICS of each pin before they are standardized, float32."""
+    """Return STATISTICS of each pin before they are centered, float32."""
     rates_NW = counts.rates()
     columns = [np.log(rates_NW[:, place] + 0.5 / window) for place, window in enumerate(WINDOWS_DAYS[:4])]
     columns.append(np.log(counts.user_days_NW[:, -1] + 0.5))
@@ -66,7 +66,8 @@ def scale_of(raw_NF: np.ndarray, is_known_N: np.ndarray) -> np.ndarray:
     return np.maximum(raw_NF[is_known_N].std(axis=0), MIN_SCALE).astype(np.float32)
 
 
-def standardized(raw_NF: np.ndarray, is_known_N: np.ndarray, scale_F: np.ndarray) -> np.ndarray:
-    """Return the statistics minus the mean of the known pins, over the scale."""
-    mean_F = raw_NF[is_known_N].mean(axis=0) if is_known_N.any() else np.zeros(raw_NF.shape[1])
-    return ((raw_NF - mean_F) / scale_F).astype(np.float32)
+def centered(raw_NF: np.ndarray, is_known_N: np.ndarray) -> np.ndarray:
+    """Return the statistics minus the mean of the known pins, float32."""
+    if not is_known_N.any():
+        return raw_NF
+    return raw_NF - raw_NF[is_known_N].mean(axis=0)

@@ -3,7 +3,7 @@
 pin_id.arrow      ids, ascending; `pins.lookup.find_pins` finds the row of an id
 factor.npy        float32 (pins, factor_dim): the factors as of the end of training
 trust.npy         float32: trust in the factors
-statistics.npy    float32 (pins, statistics): standardized, as of the end of training
+statistics.npy    float32 (pins, statistics): centered, as of the end of training
 log_repeat.npy    float32: the statistic that newer counts do not have
 vector.npy        float16: the unit vectors of the pins as of the end of training, which choose what memory keeps
 """

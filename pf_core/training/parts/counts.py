@@ -57,8 +57,18 @@ class UseLog:
             total = total + np.bincount(self.pins_of(day - window, until), minlength=self.num_pins)
             counts.append(total)
             until = day - window
-        age_N = np.where(self.first_use_N < day, day - self.first_use_N, 0)
-        return DayCounts(np.stack(counts, axis=1), age_N, max(1, day - self.first_day))
+        return DayCounts(np.stack(counts, axis=1), self._ages(day, total > 0), max(1, day - self.first_day))
+
+    def _ages(self, day: int, is_known_N: np.ndarray) -> np.ndarray:
+        """Return the days since the first user-day in the longest window, 0 for a pin without any."""
+        first_N, start = np.asarray(self.first_use_N), day - WINDOWS_DAYS[-1]
+        if (is_known_N & (first_N < start)).any():  # used before the window and in it
+            pin_E = self.pins_of(start, day)
+            first, end = (int(np.clip(each - self.first_day, 0, len(self.offsets) - 1)) for each in (start, day))
+            day_E = np.repeat(np.arange(first, end), np.diff(self.offsets[first : end + 1])) + self.first_day
+            first_N = first_N.copy()
+            first_N[pin_E[::-1]] = day_E[::-1]  # the last assignment is that of the first day
+        return np.where(is_known_N, day - first_N, 0)
 
 
 def count_before(timelines: Timelines, day: int, *, num_pins: int, first_day: int) -> DayCounts:
@@ -69,7 +79,7 @@ def count_before(timelines: Timelines, day: int, *, num_pins: int, first_day: in
         for place, window in enumerate(WINDOWS_DAYS):
             is_inside = (day_E >= day - window) & (day_E < day)
             user_days_NW[:, place] += np.bincount(pin_E[is_inside], minlength=num_pins)
-        np.minimum.at(first_use_N, pin_E, day_E)
+        np.minimum.at(first_use_N, pin_E[is_inside], day_E[is_inside])
     return DayCounts(user_days_NW, day - first_use_N, max(1, day - first_day))
 
 

@@ -23,6 +23,8 @@ SVD_TOLERANCE = 1e-3
 
 USERS_AT_ONCE = 1 << 16
 
+ACTIONS_AT_ONCE = 1 << 22
+
 MIN_NORM = 1e-6
 """A shorter row of the SVD is noise: the pin has no factor."""
 
@@ -48,7 +50,7 @@ def fit_factors(
     timelines: Timelines, day: int, *, num_pins: int, dim: int, max_pairs: int, onto: np.ndarray | None = None
 ) -> Factors:
     """Fit factors on the actions before `day` (days since 1970), and turn them onto the factors `onto`."""
-    share = min(1.0, max_pairs / max(1, len(timelines.ts)))
+    share = min(1.0, max_pairs / max(1, _num_actions_before(timelines, day)))
     pairs = _pairs_before(timelines, day, num_pins, share)
     num_users_N = np.bincount(pairs.pin, minlength=num_pins)
     days_N = np.bincount(pairs.pin, pairs.num_days, minlength=num_pins)
@@ -67,6 +69,12 @@ def turned(factor_ND: np.ndarray, onto_ND: np.ndarray) -> np.ndarray:
     """Return the factors times the orthogonal matrix that brings them closest to `onto` (Procrustes)."""
     left, _, right = np.linalg.svd(factor_ND.T.astype(np.float64) @ onto_ND.astype(np.float64))
     return (factor_ND @ (left @ right)).astype(np.float32)
+
+
+def _num_actions_before(timelines: Timelines, day: int) -> int:
+    """Return the number of actions before a day; later ones must not decide which users are sampled."""
+    starts = range(0, len(timelines.ts), ACTIONS_AT_ONCE)
+    return sum(int((timelines.ts[start : start + ACTIONS_AT_ONCE] < day * DAY_US).sum()) for start in starts)
 
 
 def _pairs_before(timelines: Timelines, day: int, num_pins: int, share: float) -> _Pairs:

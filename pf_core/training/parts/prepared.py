@@ -13,7 +13,7 @@ import numpy as np
 
 from pf_core.config.parts import PartsConfig
 from pf_core.days import DAY_US
-from pf_core.model.parts.statistics import DayCounts, raw_statistics, scale_of, standardized
+from pf_core.model.parts.statistics import DayCounts, centered, raw_statistics, scale_of
 from pf_core.progress import Progress
 from pf_core.storage.files import read_json, write_folder, write_json
 from pf_core.training.parts.counts import UseLog, write_use_log
@@ -75,31 +75,31 @@ class Prepared:
     points: list[PointInTime]
     """Ascending; the last one ends with the training period."""
     scale_F: np.ndarray
-    """Scale of the statistics, a constant of the model."""
+    """Scale of the statistics, a constant of the model; no input of a row is divided by it."""
 
     def point_before(self, day: int) -> PointInTime:
         """Return the newest fit that reads nothing of `day` or later."""
         return [point for point in self.points if point.day <= day][-1]
 
     def unknown_statistics(self) -> np.ndarray:
-        """Return the standardized statistics, as of the end of training, of a pin without any user-day."""
+        """Return the centered statistics, as of the end of training, of a pin without any user-day."""
         counts, factors = self.uses.before(self.points[-1].day), self.points[-1].factors
         nothing = DayCounts(
             np.zeros((1, counts.user_days_NW.shape[1]), np.int64), np.zeros(1, np.int64), counts.num_days
         )
         raw_NF = np.concatenate([raw_statistics(counts, factors.log_repeat_N), raw_statistics(nothing, np.zeros(1))])
-        return standardized(raw_NF, np.append(counts.is_known(), False), self.scale_F)[-1]
+        return centered(raw_NF, np.append(counts.is_known(), False))[-1]
 
     def pins_of_day(self, day: int, log_repeat_N: np.ndarray) -> PinsOfDay:
         """Return the statistics of the pins as of `day`."""
-        return pins_of_day(self.uses.before(day), log_repeat_N, self.scale_F)
+        return pins_of_day(self.uses.before(day), log_repeat_N)
 
 
-def pins_of_day(counts: DayCounts, log_repeat_N: np.ndarray, scale_F: np.ndarray) -> PinsOfDay:
+def pins_of_day(counts: DayCounts, log_repeat_N: np.ndarray) -> PinsOfDay:
     is_known_N, rates_NW = counts.is_known(), counts.rates()
     raw_NF = raw_statistics(counts, log_repeat_N)
     return PinsOfDay(
-        statistics_NF=standardized(raw_NF, is_known_N, scale_F),
+        statistics_NF=centered(raw_NF, is_known_N),
         rates_NW=rates_NW,
         is_known_N=is_known_N,
         mean_rate_W=rates_NW.mean(axis=0, dtype=np.float64).astype(np.float32),
@@ -145,7 +145,7 @@ def open_prepared(data: TrainingSet, folder: Path) -> Prepared:
     points = []
     for number, day in enumerate(description["points"]):
         factors = _open_factors(folder, number)
-        statistics_NF = pins_of_day(uses.before(day), factors.log_repeat_N, scale_F).statistics_NF
+        statistics_NF = pins_of_day(uses.before(day), factors.log_repeat_N).statistics_NF
         points.append(PointInTime(day=day, factors=factors, statistics_NF=statistics_NF))
     return Prepared(uses=uses, points=points, scale_F=scale_F)
 

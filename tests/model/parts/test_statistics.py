@@ -4,10 +4,12 @@ from math import log, sqrt
 
 import numpy as np
 import pytest
+import torch
 
 from pf_core.model.parts import statistics
-from pf_core.model.parts.statistics import STATISTICS, DayCounts, raw_statistics, scale_of, standardized
+from pf_core.model.parts.statistics import STATISTICS, WINDOWS_DAYS, DayCounts, centered, raw_statistics, scale_of
 from pf_core.pins import counts as pin_counts
+from tests.support.parts import own_pins_of, pin_inputs, random_model
 
 
 def counts(*user_days: list[int], age: list[int], num_days: int) -> DayCounts:
@@ -38,17 +40,29 @@ def test_raw_statistics() -> None:
     assert len(STATISTICS) == 7
 
 
-def test_standardization_reads_the_known_pins() -> None:
+def test_the_mean_and_the_scale_are_those_of_the_known_pins() -> None:
     """Known are 1 and 5: mean 3, standard deviation 2; the second statistic is constant."""
     raw_NF = np.array([[1, 4], [5, 4], [9, 9]], np.float32)
     is_known_N = np.array([True, True, False])
-    scale_F = scale_of(raw_NF, is_known_N)
-    assert scale_F.tolist() == pytest.approx([sqrt((2**2 + 2**2) / 2), 0.1])
-    expected = [[(1 - 3) / 2, 0], [(5 - 3) / 2, 0], [(9 - 3) / 2, (9 - 4) / 0.1]]
-    np.testing.assert_allclose(standardized(raw_NF, is_known_N, scale_F), expected, rtol=1e-5)
+    assert scale_of(raw_NF, is_known_N).tolist() == pytest.approx([sqrt((2**2 + 2**2) / 2), 0.1])
+    found = centered(raw_NF, is_known_N)
+    assert found.tolist() == [[1 - 3, 0], [5 - 3, 0], [9 - 3, 9 - 4]]
+    assert found.dtype == np.float32
 
 
 def test_a_day_before_any_use() -> None:
     raw_NF, nobody = np.array([[1, 4]], np.float32), np.array([False])
     assert scale_of(raw_NF, nobody).tolist() == [1, 1]
-    assert standardized(raw_NF, nobody, np.array([2.0, 2.0])).tolist() == [[0.5, 2]]
+    assert centered(raw_NF, nobody).tolist() == [[1, 4]]
+
+
+def test_the_model_divides_by_the_scale() -> None:
+    model, pins = random_model(factor_dim=2), pin_inputs(factor=[[0.6, 0.8], [1.0, 0.0]])
+    pins = pins._replace(statistics_MF=torch.randn(2, len(STATISTICS)))
+    own, rates = own_pins_of([0, 1]), (torch.ones(2, len(WINDOWS_DAYS)), torch.ones(len(WINDOWS_DAYS)))
+    expected = model.embed_users(own, pins), model.embed_pins(pins, *rates)
+    model.statistics_scale_F.fill_(4.0)
+    scaled = pins._replace(statistics_MF=pins.statistics_MF * 4)
+    assert torch.equal(model.embed_users(own, scaled).vector_BV, expected[0].vector_BV)
+    assert torch.equal(model.embed_users(own, scaled).strength_P, expected[0].strength_P)
+    assert torch.equal(model.embed_pins(scaled, *rates), expected[1])

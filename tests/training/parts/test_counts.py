@@ -1,0 +1,149 @@
+"""Counts of pins before a day: hand-worked, in two implementations, and as serving counts the same log."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pf_core.days import DAY_US, ds_start_us, shift_ds
+from pf_core.embeddings.parts_pins import open_parts_pins
+from pf_core.model.parts.statistics import DayCounts
+from pf_core.pins.counts import counts_as_of
+from pf_core.storage.arrays import read_arrow
+from pf_core.timelines.arrays import Timelines
+from pf_core.training.parts import counts as module
+from pf_core.training.parts.counts import UseLog, count_before, write_use_log
+from pf_core.training.parts.prepared import pins_of_day
+from pf_core.training.training_set import latest_training_set, open_training_set
+from tests.support.parts import FIRST_DAY, Action, random_model, random_table, timelines_of
+from tests.support.shared import SharedSites
+from tests.support.tiny_world import make_tiny_site
+
+
+def use_log(folder: Path, timelines: Timelines, *, num_pins: int, first_day: int, end_day: int) -> UseLog:
+    write_use_log(timelines, folder, num_pins=num_pins, first_day=first_day, end_day=end_day)
+    return UseLog.open(folder, num_pins=num_pins)
+
+
+def assert_same(one: DayCounts, other: DayCounts) -> None:
+    np.testing.assert_array_equal(one.user_days_NW, other.user_days_NW)
+    np.testing.assert_array_equal(one.age_N, other.age_N)
+    assert one.num_days == other.num_days
+
+
+USERS: list[list[Action]] = [
+    [(100.1, 0, 0, True), (100.2, 0, 0, True), (100.3, 1, 0, False), (103.5, 0, 1, True), (109.9, 2, 0, True)],
+    [],
+    [(100.5, 0, 0, True), (102.9, 1, 0, False), (103.0, 1, 2, True), (110.0, 0, 0, True)],
+]
+"""Pin 0: two users on day 100, one on day 103, one on day 110; pin 1: day 103; pin 2: day 109; pin 3 never."""
+
+EXPECTED = {
+    100: ([[0] * 5] * 4, [0, 0, 0, 0], 1),
+    101: ([[2] * 5, [0] * 5, [0] * 5, [0] * 5], [1, 0, 0, 0], 1),
+    103: ([[0, 2, 2, 2, 2], [0] * 5, [0] * 5, [0] * 5], [3, 0, 0, 0], 3),
+    104: ([[1, 3, 3, 3, 3], [1] * 5, [0] * 5, [0] * 5], [4, 1, 0, 0], 4),
+    108: ([[0, 1, 3, 3, 3], [0, 1, 1, 1, 1], [0] * 5, [0] * 5], [8, 5, 0, 0], 8),  # 7 days: 101 to 107
+    110: ([[0, 1, 3, 3, 3], [0, 1, 1, 1, 1], [1] * 5, [0] * 5], [10, 7, 1, 0], 10),
+    111: ([[1, 1, 4, 4, 4], [0, 0, 1, 1, 1], [0, 1, 1, 1, 1], [0] * 5], [11, 8, 2, 0], 11),
+}
+"""Day: user-days in the windows of 1, 7, 28, 91 and 364 days before it, ages, days of the log."""
+
+
+@pytest.mark.parametrize("day", EXPECTED)
+def test_counts_before_a_day(tmp_path: Path, day: int) -> None:
+    timelines = timelines_of(*USERS)
+    found = use_log(tmp_path / "uses", timelines, num_pins=4, first_day=100, end_day=111).before(day)
+    user_days, age, num_days = EXPECTED[day]
+    assert found.user_days_NW.tolist() == user_days
+    assert found.age_N.tolist() == age
+    assert found.num_days == num_days
+    assert_same(count_before(timelines, day, num_pins=4, first_day=100), found)
+
+
+def test_ages_count_from_the_first_day_of_the_longest_window(tmp_path: Path) -> None:
+    """A pin that was used 400 days ago and 5 days ago is 5 days old; serving reads no more than 364 days."""
+    timelines = timelines_of([(100.0, 0, 0, True), (100.1, 1, 0, True), (495.0, 0, 0, True)])
+    uses = use_log(tmp_path / "uses", timelines, num_pins=2, first_day=100, end_day=500)
+    for day, ages in ((464, [364, 364]), (465, [0, 0]), (496, [1, 0]), (500, [5, 0])):
+        assert uses.before(day).age_N.tolist() == ages, day
+        assert_same(count_before(timelines, day, num_pins=2, first_day=100), uses.before(day))
+
+
+def test_the_use_log_is_mapped_and_sorted_by_day(tmp_path: Path) -> None:
+    uses = use_log(tmp_path / "uses", timelines_of(*USERS), num_pins=4, first_day=100, end_day=111)
+    assert isinstance(uses.pin_E, np.memmap)
+    assert uses.pins_of(100, 104).tolist() == [0, 0, 0, 1]
+    assert uses.pins_of(104, 109).tolist() == []
+    assert uses.pins_of(90, 500).tolist() == [0, 0, 0, 1, 2, 0]
+    assert uses.pins_of(50, 90).tolist() == uses.pins_of(110, 105).tolist() == []
+    assert sorted(path.name for path in (tmp_path / "uses").iterdir()) == ["first_use.npy", "offsets.npy", "pin.npy"]
+
+
+ACTIONS = st.lists(st.tuples(st.floats(100, 129), st.integers(0, 3), st.just(0), st.booleans()), max_size=15).map(
+    sorted
+)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    users=st.lists(ACTIONS, min_size=1, max_size=5), at_once=st.sampled_from([1, 4, 1000]), day=st.integers(100, 135)
+)
+def test_both_implementations_agree_with_the_definition(
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    users: list[list[Action]],
+    at_once: int,
+    day: int,
+) -> None:
+    monkeypatch.setattr(module, "ACTIONS_AT_ONCE", at_once)
+    monkeypatch.setattr(module, "WINDOWS_DAYS", (1, 3, 10))
+    timelines = timelines_of(*users)
+    folder = tmp_path_factory.mktemp("uses")
+    found = use_log(folder / "uses", timelines, num_pins=4, first_day=100, end_day=130).before(day)
+    user_days = {
+        (user, int(ts), pin) for user, actions in enumerate(users) for ts, pin, _, positive in actions if positive
+    }
+    for pin in range(4):
+        days = [used for _, used, of in user_days if of == pin and day - 10 <= used < day]
+        expected = [sum(used >= day - window for used in days) for window in (1, 3, 10)]
+        assert found.user_days_NW[pin].tolist() == expected
+        assert found.age_N[pin] == (day - min(days) if days else 0)
+    assert_same(count_before(timelines, day, num_pins=4, first_day=100), found)
+
+
+def test_serving_counts_the_same_log_alike(tmp_path: Path, shared_sites: SharedSites) -> None:
+    """On a world with held-out users: counts, statistics and rates as of the cut, and of an earlier day."""
+    site = shared_sites.copy("tiny-world", make_tiny_site, tmp_path / "site")
+    data = open_training_set(latest_training_set(site))
+    first_day, cut_ds = data.manifest["time_origin_us"] // DAY_US, data.manifest["cut_ds"]
+    end_day = data.cut_us // DAY_US
+    uses = use_log(tmp_path / "uses", data.train, num_pins=data.num_pins, first_day=first_day, end_day=end_day)
+    pin_ids = read_arrow(data.path / "pins" / "pin_id.arrow")["pin_id"].combine_chunks()
+    model = random_model()
+    table = random_table(model, tmp_path / "table", num_pins=data.num_pins)
+    log_repeat_N = np.zeros(data.num_pins, np.float32)
+    table = type(table)(**(vars(table) | {"ids": data.path / "pins" / "pin_id.arrow", "log_repeat": log_repeat_N}))
+    assert data.held_out.num_users > 0
+    for ds in (cut_ds, shift_ds(cut_ds, -6)):
+        day = ds_start_us(ds) // DAY_US + 1
+        counts = uses.before(day)
+        served = counts_as_of(site, ds)
+        of_pins = served.of(pin_ids)
+        assert counts.user_days_NW.sum() > 0
+        np.testing.assert_array_equal(of_pins.user_days_NW, counts.user_days_NW)
+        np.testing.assert_array_equal(np.where(of_pins.first_day_N >= 0, day - of_pins.first_day_N, 0), counts.age_N)
+        trained = pins_of_day(counts, log_repeat_N)
+        pins = open_parts_pins(
+            ds, model, table, served, first_us=data.manifest["time_origin_us"], num_pins=data.num_pins
+        )
+        inputs, rates_NW = pins.inputs(pin_ids, np.zeros((data.num_pins, 0), np.float32))
+        np.testing.assert_array_equal(rates_NW, trained.rates_NW)
+        np.testing.assert_allclose(inputs.statistics_MF, trained.statistics_NF, atol=1e-5)
+        np.testing.assert_allclose(pins._mean_rate_W, trained.mean_rate_W, rtol=1e-6)
+
+
+def test_the_first_day_of_random_timelines() -> None:
+    assert ds_start_us("2024-10-04") == FIRST_DAY * DAY_US
