@@ -58,20 +58,23 @@ def fit_to_budget(
     """Return the configuration with as many steps, up to its own number, as the budget allows.
 
     `measure` returns the seconds of a step, fixed_s + user_s * users. A small batch is measured first, and then the
-    largest one that takes little of the budget; with one measurement alone, all its time counts as the users'.
+    largest one that takes little of the budget; with one measurement alone, all its time counts as the users'. What the
+    second one takes beyond its steps (opening files, saving the model) happens again in the training.
     """
     started, num_steps = time.monotonic(), wanted.optimizer.num_steps
     small, small_s = _measure_small(wanted, measure)
-    fixed_s, user_s = 0.0, small_s / small
+    fixed_s, user_s, other_s = 0.0, small_s / small, 0.0
     affordable = math.floor(MEASURED_SHARE * budget_s / ((1 + MEASURED_STEPS) * user_s))
     large = min(affordable, wanted.batch_users)
     if large >= 2 * small:
+        measured_from = time.monotonic()
         large_s = measure(changed(wanted, {"batch_users": large}))
+        other_s = max(0.0, time.monotonic() - measured_from - (1 + MEASURED_STEPS) * large_s)
         user_s = max((large_s - small_s) / (large - small), 0.01 * large_s / large)  # noise may make it negative
         fixed_s = max(0.0, large_s - user_s * large)
     embedding_s = FORWARD_SHARE * user_s * num_test_users
     used_s = time.monotonic() - started
-    left_s = SAFETY * (budget_s - used_s) - embedding_s
+    left_s = SAFETY * (budget_s - used_s) - embedding_s - other_s
     batch_users, steps = wanted.batch_users, math.floor(left_s / (fixed_s + user_s * wanted.batch_users))
     if steps < min(MIN_STEPS, num_steps):
         batch_users = math.floor((left_s / MIN_STEPS - fixed_s) / user_s)

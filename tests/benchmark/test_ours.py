@@ -407,6 +407,21 @@ def test_the_time_of_a_step_has_its_share_of_an_evaluation(tmp_path: Path, monke
     assert not (tmp_path / "measured").exists()
 
 
+def test_what_a_training_takes_beyond_its_steps_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    clock = Clock(fixed_s=0.2, user_s=0.01)
+
+    def measure(config: TrainConfig) -> float:
+        seconds = clock(config)
+        now[0] += 5 + (1 + MEASURED_STEPS) * seconds + (60 if len(clock.measured) == 1 else 0)  # the first one prepares
+        return seconds
+
+    monkeypatch.setattr(budget.time, "monotonic", lambda: now[0])
+    config = fit_to_budget(auto(), measure, budget_s=600, num_test_users=0)
+    used_s = 2 * 5 + 60 + (1 + MEASURED_STEPS) * ((0.2 + 0.01 * 16) + (0.2 + 0.01 * 256))
+    assert config.optimizer.num_steps == int((SAFETY * (600 - used_s) - 5) / (0.2 + 0.01 * 256))
+
+
 def test_a_limit_of_steps_shortens_the_warm_up_and_depends_on_no_clock() -> None:
     planned = with_steps(demo(), 250)
     assert (planned.optimizer.num_steps, planned.optimizer.warmup_steps) == (250, round(100 * 250 / 1000))

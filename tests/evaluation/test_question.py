@@ -132,6 +132,9 @@ def test_positives_without_a_vector_are_part_of_the_question(small_site: Callabl
     coverage = vector_coverage(site.site, question)
     assert coverage["share_of_positives"] == (3 + 2) / (4 + 2)  # all but b
     assert coverage["share_of_actions"] == 1 / 3  # a, a and odd
+    of_parts = vector_coverage(site.site, question, needs_content=False)  # a model of parts ranks odd, too
+    assert of_parts["share_of_positives"] == (2 + 1) / (4 + 2)
+    assert of_parts["share_of_actions"] == 0
     scores = score_baseline(question, "popularity_7d", frequencies=("once",), progress=silent).frequencies["once"]
     assert scores.recall_at_10[[first, second]].tolist() == [2 / 4, 1 / 2]  # b and odd; odd
     assert scores.num_unaskable[[first, second]].tolist() == [2, 1]
@@ -143,18 +146,25 @@ def test_positives_without_a_vector_are_part_of_the_question(small_site: Callabl
 
 
 @pytest.mark.parametrize(
-    ("pins", "remedy"),
+    ("pins", "needs_content", "remedy"),
     [
-        ({"vectors": {"npy": "v.npy", "ids": "i.npy"}}, "source.pins.vectors: v.npy and i.npy have no row"),
-        ({"pin_id": "id", "catalogue": {"path": "p.csv"}}, "source.pins.catalogue: p.csv has no row for these pins"),
-        ({}, "source.pins.catalogue: a catalogue would make pins known before their first action"),
+        ({"vectors": {"npy": "v.npy", "ids": "i.npy"}}, True, "source.pins.vectors: v.npy and i.npy have no row"),
+        ({"vectors": {"npy": "v.npy", "ids": "i.npy"}}, False, "source.pins.catalogue: a catalogue would make pins"),
+        (
+            {"pin_id": "id", "catalogue": {"path": "p.csv"}},
+            True,
+            "source.pins.catalogue: p.csv has no row for these pins",
+        ),
+        ({}, True, "source.pins.catalogue: a catalogue would make pins known before their first action"),
     ],
 )
-def test_the_remedy_names_the_key(site: Site, data: TrainingSet, pins: dict[str, object], remedy: str) -> None:
+def test_the_remedy_names_the_key(
+    site: Site, data: TrainingSet, pins: dict[str, object], needs_content: bool, remedy: str
+) -> None:
     question = open_question(site, data, progress=silent)
     source = site.source.model_copy(update={"pins": PinsSource.model_validate(pins)})
-    coverage = vector_coverage(site.model_copy(update={"source": source}), question)
-    assert coverage["remedy"].startswith(remedy)
+    site = site.model_copy(update={"source": source})
+    assert vector_coverage(site, question, needs_content=needs_content)["remedy"].startswith(remedy)
 
 
 @pytest.fixture(scope="module")
