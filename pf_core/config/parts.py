@@ -57,7 +57,7 @@ class PartsConfig(Strict):
     """Decay of the averaged weights, which serve; 0 serves the last weights."""
     full_softmax_pins: int = Field(default=15_000, ge=1)
     """Largest number of pins over which the softmax is computed in full; beyond it, it is sampled."""
-    num_negatives: int = Field(default=8192, ge=1)
+    num_negatives: int = Field(default=4096, ge=1)
     """Number of draws of a sampled softmax."""
     validation_share: float = Field(default=0.1, ge=0, lt=1)
     """Share of the training users, chosen by hash, who choose the number of steps instead of training."""
