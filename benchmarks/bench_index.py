@@ -21,7 +21,7 @@ from pathlib import Path
 import hnswlib
 import numpy as np
 import pyarrow as pa
-from measuring import measure, report, say, working_directory, world_site
+from measuring import measure, record_lists, report, say, working_directory, world_site
 
 from pf_core.config.site import Site
 from pf_core.embeddings.pins import read_vectors
@@ -101,13 +101,15 @@ def make_day(root: Path, structure: Structure, num_pins: int, num_users: int) ->
 
 
 def _make_snapshot(site: Site, vectors: np.ndarray, described: Manifest) -> None:
-    state, schema = snapshot_state(site), user_embeddings_schema("int", DIM)
+    state, schema = snapshot_state(site), user_embeddings_schema("int", "string", DIM)
     bucket, versions = bucket_of(pa.array(np.arange(len(vectors))), state.num_buckets), []
     for number in range(state.num_buckets):
         ids = np.flatnonzero(bucket == number)
         zero = pa.array(np.zeros(len(ids), np.int32))
         times = (zero.cast(pa.date32()), zero.cast(pa.int64()).cast(schema.field("last_action_ts").type))
-        columns = [pa.array(ids), column_of(vectors[ids]), pa.repeat(MODEL, len(ids)), *times, zero]
+        none = np.zeros(len(ids), int)
+        lists = record_lists(pa.array(["pin"]), num_memory=none, num_seen=none)
+        columns = [pa.array(ids), column_of(vectors[ids]), pa.repeat(MODEL, len(ids)), *times, zero, *lists]
         versions.append(create_bucket(state.bucket_path(number), pa.table(columns, schema=schema)).version)
     state.publish(DS, versions, {**described, "digest": "bench"})
 

@@ -1,5 +1,7 @@
 """Merging a day's embeddings into the snapshot of all users: 100k active users, a state of 2M users x 256 float16.
 
+Each user has seen 16 pins, and has no memory.
+
 - **Merge.** `merge_days(site, [day])` on the day after a full build; checks, manifest and retention included. The bar:
   at most 4 x the time of writing the delta alone, which is the same rows as as many fresh Lance datasets in the same
   pool (the time within the writing calls, divided by the workers). Re-running a day gives the same day, so the two take
@@ -33,6 +35,7 @@ from measuring import (
     Measured,
     measure,
     num_buckets_for,
+    record_lists,
     report,
     say,
     working_directory,
@@ -55,6 +58,8 @@ NUM_TURNS = 5
 NUM_SCANS = 12
 MODEL_VERSION = "0123456789abcdef"
 NOBODY = pa.array([], pa.int64())
+NUM_SEEN = 16
+PINS = pa.array([f"pin{number:07d}" for number in range(10_000)])
 
 
 # Deltas
@@ -85,9 +90,10 @@ def _write_bucket(task: _DeltaTask) -> tuple[Path, int]:
             pa.array([datetime.date.fromisoformat(task.ds)] * num, pa.date32()),
             pa.array(ds_start_us(task.ds) + rng.integers(0, 86_400_000_000, num)).cast(TIMESTAMP),
             pa.array(rng.integers(1, 256, num), pa.int32()),
+            *record_lists(PINS, num_memory=np.zeros(num, int), num_seen=np.full(num, NUM_SEEN)),
             pa.array(rng.integers(0, 1 << 62, num)),
         ],
-        schema=user_embeddings_schema("int", DIM).append(INPUT_HASH),
+        schema=user_embeddings_schema("int", "string", DIM).append(INPUT_HASH),
     )
     return task.path, create_bucket(task.path, rows).version
 
@@ -105,6 +111,7 @@ def write_delta(site: Site, ds: str, users: np.ndarray, engine: LocalEngine, *, 
         {
             "model_version": MODEL_VERSION,
             "embedding_dim": DIM,
+            "slices": {"embedding": [0, DIM]},
             "mode": mode,
             "digest": f"{ds}-{len(users)}",
             "counts": {"users": len(users)},

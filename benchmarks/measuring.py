@@ -16,7 +16,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import psutil
+import pyarrow as pa
 
 from pf_core.benchmark.peers import environments
 from pf_core.config.site import Site
@@ -153,6 +155,21 @@ def working_directory(data: Path | None) -> Iterator[Path]:
         yield folder.resolve()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def record_lists(pin_ids: pa.Array, *, num_memory: np.ndarray, num_seen: np.ndarray, seed: int = 0) -> list[pa.Array]:
+    """The list columns of users' records, in the order of the schema: distinct pins, as many for each user."""
+    first = np.random.default_rng(seed).integers(0, len(pin_ids), (2, len(num_seen)))
+
+    def pins(start: np.ndarray, lengths: np.ndarray) -> pa.ListArray:
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        rows = (np.repeat(start - ends[:-1], lengths) + np.arange(ends[-1])) % len(pin_ids)
+        return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pin_ids.take(pa.array(rows)))
+
+    memory, seen = pins(first[0], num_memory), pins(first[1], num_seen)
+    increments = pa.array(np.linspace(1, 0, len(memory.values), dtype=np.float32))
+    is_complete = pa.array(np.zeros(len(num_seen), bool))
+    return [memory, pa.ListArray.from_arrays(memory.offsets, increments), seen, is_complete]
 
 
 def num_buckets_for(num_users: int) -> int:

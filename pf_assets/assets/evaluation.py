@@ -25,7 +25,7 @@ from pf_assets.tracking.runs import run_url
 from pf_assets.tracking.tracking import DECISION_TAG, VERDICT_TAG, RegisteredModel, Tracking
 from pf_core.config.site import Site
 from pf_core.errors import PipelineError, materialize_command
-from pf_core.evaluation.manifest import EvaluationManifest
+from pf_core.evaluation.manifest import EvaluationManifest, vector_alone
 from pf_core.evaluation.verdict import judge_baselines
 from pf_core.storage.builds import MANIFEST
 from pf_core.storage.files import read_json, write_json
@@ -158,6 +158,10 @@ def _primary_metrics(manifest: EvaluationManifest) -> dict[str, float]:
     for name in ("recall_at_10", "discovery_at_10"):
         if f"{name}_interval" in once:
             found[f"{name}_low"], found[f"{name}_high"] = once[f"{name}_interval"]
+    alone = manifest["summaries"].get(vector_alone(manifest["candidate"]))
+    if alone is not None:
+        vector: Mapping[str, Any] = {**alone["once"]}
+        found |= {f"vector_{name}": vector[name] for name in PRIMARY if name in vector}
     for question, each in manifest.get("against_baselines", {}).items():
         found[f"{question}_best_baseline"] = each["baseline"]
         found[f"{question}_difference_low"], found[f"{question}_difference_high"] = each["difference_interval"]

@@ -20,7 +20,7 @@ from pf_core.embeddings.snapshot import read_snapshot
 from pf_core.embeddings.tables import snapshot_state
 from pf_core.errors import PipelineError
 from pf_core.evaluation.manifest import EvaluationManifest
-from pf_core.evaluation.verdict import describe_comparison, judge_baselines
+from pf_core.evaluation.verdict import describe_comparison, describe_ratios, describe_vector, judge_baselines
 from pf_core.logs.partition import read_manifest
 from pf_core.pins.features import pin_state
 from pf_core.serving.releases import list_releases
@@ -147,11 +147,15 @@ def _refit_line(site: Site) -> str:
 
 
 def _evaluation_lines(manifest: EvaluationManifest) -> list[str]:
-    """Return what has no vector, the model against the best baseline in both questions, verdict and decision."""
+    """Return what has no vector, both questions against the best baseline, verdict and decision.
+
+    The model is compared as it is served, and its vector alone.
+    """
     verdict, against, decision = judge_baselines(manifest), manifest.get("against_baselines", {}), manifest["decision"]
     lines = [describe_without_vector(manifest["without_vector"])] if "without_vector" in manifest else []
     lines += [f"index {describe_index(manifest)}"]
     lines += [describe_comparison(name, each) for name, each in against.items()]
+    lines += [*describe_vector(manifest), *describe_ratios(manifest)]
     reasons = [reason for reason in decision["reason"].split("; ") if reason not in lines]
     outcome = "failed" if not verdict.passed else "passed" if against else verdict.reason
     return [

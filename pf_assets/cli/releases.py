@@ -21,21 +21,25 @@ def recommend(
     user: Annotated[str, typer.Argument(help="user id, as in the logs")],
     k: Annotated[int, typer.Option("-k", min=1, help="number of pins")] = 10,
     recent: Annotated[int, typer.Option(help="number of the user's newest actions to show")] = NUM_RECENT,
+    new_only: Annotated[bool, typer.Option("--new-only", help="leave out pins that the user has seen")] = False,
 ) -> None:
-    """Show the pins nearest to a user in the current release, and the user's newest actions."""
-    show_recommendations(current_site(), user, k=k, recent=recent)
+    """Show the best pins for a user in the current release, and the user's newest actions."""
+    show_recommendations(current_site(), user, k=k, recent=recent, new_only=new_only)
 
 
-def show_recommendations(site: Site, user: str, *, k: int, recent: int) -> None:
+def show_recommendations(site: Site, user: str, *, k: int, recent: int, new_only: bool = False) -> None:
     release = Serving(site).release()
     user_id = parse_user_id(user, site.source.actions.user_id.type)
-    hits = release.recommend(user_id, k=k)
+    hits = release.recommend(user_id, k=k, new_only=new_only)
     manifest = release.manifest
     typer.secho(f"user {user} in release {manifest['release']} (model {manifest['model_version']})", bold=True)
     _show_newest_actions(site, manifest["ds"], user_id, recent)
     typer.echo("  recommended pins:")
     for hit in hits:
-        show(f"    {hit.score:.3f}  {hit.pin_id!s:<16} {hit.interest}")
+        own = "  (own pin)" if hit.source == "memory" else ""
+        show(f"    {hit.score:.3f}  {hit.pin_id!s:<16} {hit.interest}{own}")
+    if new_only and not hits.seen_is_complete:
+        typer.echo("  the user has seen more pins than the release knows: serving.seen_size in the site file")
 
 
 def _show_newest_actions(site: Site, ds: str, user_id: int | str, limit: int) -> None:

@@ -24,7 +24,7 @@ from pf_core.training.training_set import DESCRIPTION
 NUM_OBSERVATIONS = 30
 """Number of points in the curves that the asset's page shows while a model is trained."""
 
-OBSERVED = ("loss", "recall_at_10", "temperature", "examples_per_s", "data_wait_share")
+OBSERVED = ("loss", "recall_at_10", "vector_recall_at_10", "temperature", "examples_per_s", "data_wait_share")
 
 
 def train_and_register(

@@ -9,8 +9,15 @@ import dagster as dg
 from matplotlib.figure import Figure
 
 from pf_assets.metadata.pages import Metadata, picture, table
-from pf_core.evaluation.manifest import ORACLES, EvaluationManifest, MetricSummary, VectorCoverage, recall_by_type
-from pf_core.evaluation.verdict import QUESTION_TITLES, judge_baselines
+from pf_core.evaluation.manifest import (
+    ORACLES,
+    EvaluationManifest,
+    MetricSummary,
+    VectorCoverage,
+    recall_by_type,
+    vector_alone,
+)
+from pf_core.evaluation.verdict import QUESTION_TITLES, describe_ratios, describe_vector, judge_baselines
 from pf_core.storage.builds import MANIFEST
 
 FIGURE = "recall_by_day.png"
@@ -39,6 +46,9 @@ def describe_evaluation(folder: Path, manifest: EvaluationManifest, urls: Mappin
         roles[manifest["candidate"]] = "candidate and champion"
     summaries, counts = manifest["summaries"], manifest["counts"]
     candidate: Mapping[str, Any] = {**summaries[manifest["candidate"]]["once"]}
+    alone = vector_alone(manifest["candidate"])
+    vector: Mapping[str, Any] = {**summaries[alone]["once"]} if alone in summaries else {}
+    vector_lines = [*describe_vector(manifest), *describe_ratios(manifest)]
 
     def label(name: str) -> str:
         return f"{name} ({roles[name]})" if name in roles else label_baseline(name)
@@ -58,7 +68,9 @@ def describe_evaluation(folder: Path, manifest: EvaluationManifest, urls: Mappin
         "decision": ("promoted: " if manifest["decision"]["promote"] else "not promoted: ")
         + manifest["decision"]["reason"],
         "model_beats_baselines": judge_baselines(manifest).reason,
+        **({"vector_alone": "; ".join(vector_lines)} if vector_lines else {}),
         **{key: _number(candidate[key]) for key in SCALARS if key in candidate},
+        **{f"vector_{key}": _number(vector[key]) for key in SCALARS if key in vector},
         "judged": table(_rows(judged)),
         "against_baselines": table(comparison_rows(manifest)),
         "by_frequency": table(_rows(by_frequency)),
@@ -104,16 +116,25 @@ def describe_without_vector(coverage: VectorCoverage) -> str:
 
 
 def comparison_rows(manifest: EvaluationManifest) -> list[dict[str, str]]:
-    """Return a row for each question: the candidate, the best baseline, and the paired interval."""
+    """Return a row for each question: the candidate, the best baseline, and the paired interval.
+
+    They are of the candidate as served, and then of its vector alone, if that is scored.
+    """
+    scored = (
+        ("as served", manifest.get("against_baselines", {})),
+        ("vector alone", manifest.get("vector_against_baselines", {})),
+    )
     return [
         {
+            "candidate": label,
             "question": QUESTION_TITLES[question],
             "recall_at_10": _figure(each["candidate"]),
             "best baseline": each["best"],
             "its recall_at_10": _figure(each["baseline"]),
             "95 % of the difference": " to ".join(map(_signed, each["difference_interval"])),
         }
-        for question, each in manifest.get("against_baselines", {}).items()
+        for label, against in scored
+        for question, each in against.items()
     ]
 
 

@@ -43,6 +43,18 @@ def describe_training_set(path: Path, manifest: Mapping[str, Any]) -> Metadata:
     }
 
 
+LAST_MEASURED = (
+    "loss",
+    "recall_at_10",
+    "vector_recall_at_10",
+    "discovery_at_10",
+    "validation_loss",
+    "chosen_steps",
+    "temperature",
+)
+"""Measurements of a training; those of the other family of models are absent."""
+
+
 def describe_model(
     run_dir: Path, manifest: Mapping[str, Any], history: Sequence[Mapping[str, float]], mlflow_url: str
 ) -> Metadata:
@@ -58,9 +70,7 @@ def describe_model(
         "seconds": round(result["seconds"], 1),
         "processes": result["num_processes"],
         "parameters": result["num_parameters"],
-        "loss": metrics["loss"],
-        "temperature": metrics["temperature"],
-        "recall_at_10": _number(metrics["recall_at_10"]),
+        **{name: _number(metrics[name]) for name in LAST_MEASURED if name in metrics},
         "examples_per_s": _mean(history, "examples_per_s"),
         "data_wait_share": _mean(history, "data_wait_share"),
         "training": picture(plot_training(history), file),
@@ -112,7 +122,7 @@ def _sparse(history: Sequence[Mapping[str, float]]) -> list[Metadata]:
         known[int(measurement["step"])] = dict(latest)
     steps = sorted(known)
     chosen = {steps[round(row * (len(steps) - 1) / (MAX_SAMPLE_ROWS - 1))] for row in range(MAX_SAMPLE_ROWS)}
-    names = ("loss", "recall_at_10", "temperature", "learning_rate", "gradient_norm", "examples_per_s")
+    names = (*LAST_MEASURED, "learning_rate", "gradient_norm", "examples_per_s")
     return [
         {"step": step} | {name: f"{known[step][name]:.4g}" if name in known[step] else "" for name in names}
         for step in sorted(chosen)
@@ -120,16 +130,22 @@ def _sparse(history: Sequence[Mapping[str, float]]) -> list[Metadata]:
 
 
 def plot_training(history: Sequence[Mapping[str, float]]) -> Figure:
-    """Loss (left axis) and recall@10 of the held-out users (right axis) by step."""
+    """Loss (left axis) and recall@10 of users who do not train (right axis) by step."""
     figure = Figure(figsize=(7, 3), layout="constrained")
     left = figure.add_subplot()
     right = left.twinx()
     for axes, name, label, style in (
         (left, "loss", "loss", {"color": "#bd081c"}),
-        (right, "recall_at_10", "recall@10, held-out users", {"color": "#0a6b77", "marker": "o", "markersize": 3}),
+        (
+            right,
+            "recall_at_10",
+            "recall@10, unseen users",
+            {"color": "#0a6b77", "marker": "o", "markersize": 3},
+        ),
     ):
         points = [(measurement["step"], measurement[name]) for measurement in history if name in measurement]
-        axes.plot(*zip(*points, strict=True), **style)
+        if points:  # a refit has no users who are held out of it to measure recall on
+            axes.plot(*zip(*points, strict=True), **style)
         axes.set_ylabel(label, color=style["color"])
         axes.spines["top"].set_visible(False)
     left.set(xlabel="step", title="Training")

@@ -18,6 +18,9 @@ from pf_core.errors import PipelineError
 
 DECAY_DAYS = 120.0
 
+POPULAR_DAYS, NUM_POPULAR = 7, 1000
+"""Days that decide the popular list of a release, and its largest length, as in pf_core/serving/popular.py."""
+
 SCORES_AT_ONCE = 1 << 24
 """Scores (users times pins) that are in memory at a time: 128 MB as float64."""
 
@@ -87,6 +90,20 @@ def popularity(log: BenchmarkLog, *, last_days: int | None) -> RankedLists:
     place = np.arange(offsets_U[-1]) - np.repeat(offsets_U[:-1], np.diff(offsets_U))
     pin = order_N[place].astype(np.int32)
     return RankedLists(offsets_U=offsets_U, pin=pin, score=count_N[pin].astype(np.float64))
+
+
+def popular_list(log: BenchmarkLog) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pins of the popular list that a release serves to unknown users, best first, and their user-days.
+
+    A user-day is a training user with a positive action on the pin on a day; those of the last POPULAR_DAYS days before
+    the cut count. Ties are in the order of pin ids. It has at most NUM_POPULAR pins, each with a user-day.
+    """
+    train, num_pins = log.train, max(1, len(log.pin_ids))
+    is_counted = train.is_positive & (train.day >= -POPULAR_DAYS)
+    user_day = train.user[is_counted].astype(np.int64) * POPULAR_DAYS + (-1 - train.day[is_counted])
+    user_days_N = np.bincount(np.unique(user_day * num_pins + train.pin[is_counted]) % num_pins, minlength=num_pins)
+    order_K = np.argsort(-user_days_N, kind="stable")[: min(NUM_POPULAR, int((user_days_N > 0).sum()))]
+    return order_K, user_days_N[order_K]
 
 
 # Own frequency

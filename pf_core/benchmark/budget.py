@@ -2,6 +2,10 @@
 
 A few steps are measured first. If the budget does not suffice for the configuration's steps, there are fewer, with a
 warm-up that is shorter in the same proportion; and if not even MIN_STEPS are left, batches are smaller, too.
+
+A model of parts prepares counts and factors before its first step. The first measurement pays for them, and the
+training takes them over. It also evaluates while it trains, which chooses its number of steps: the time of a step
+contains its share of an evaluation.
 """
 
 import itertools
@@ -22,7 +26,8 @@ MEASURED_STEPS = 8
 """Steps whose median time counts; one more before them, which pays for what happens only once, is not timed."""
 
 MEASURED_USERS = 4
-"""Users of a batch of the first measurement: a batch of the paper's size takes minutes on a CPU."""
+"""Users of a batch of the first measurement, times the days of a step of a model of parts: a batch of the paper's size
+takes minutes on a CPU."""
 
 MEASURED_SHARE = 0.1
 """Largest share of the budget that the second measurement may take."""
@@ -32,6 +37,9 @@ MIN_STEPS = 100
 
 SAFETY = 0.8
 """Share of the budget that is planned with: the measured steps are few, and other programs use the machine, too."""
+
+PREPARED = "prepared"
+"""Folder of a training run with what a model of parts prepares."""
 
 FORWARD_SHARE = 1 / 3
 """Share of a training step that embedding a user costs: the backward pass is twice the forward pass."""
@@ -50,19 +58,23 @@ def fit_to_budget(
     """Return the configuration with as many steps, up to its own number, as the budget allows.
 
     `measure` returns the seconds of a step, fixed_s + user_s * users. A small batch is measured first, and then the
-    largest one that takes little of the budget; with one measurement alone, all its time counts as the users'.
+    largest one that takes little of the budget; with one measurement alone, all its time counts as the users'. What the
+    second one takes beyond its steps (opening files, saving the model) happens again in the training.
     """
     started, num_steps = time.monotonic(), wanted.optimizer.num_steps
     small, small_s = _measure_small(wanted, measure)
-    fixed_s, user_s = 0.0, small_s / small
+    fixed_s, user_s, other_s = 0.0, small_s / small, 0.0
     affordable = math.floor(MEASURED_SHARE * budget_s / ((1 + MEASURED_STEPS) * user_s))
     large = min(affordable, wanted.batch_users)
     if large >= 2 * small:
+        measured_from = time.monotonic()
         large_s = measure(changed(wanted, {"batch_users": large}))
+        other_s = max(0.0, time.monotonic() - measured_from - (1 + MEASURED_STEPS) * large_s)
         user_s = max((large_s - small_s) / (large - small), 0.01 * large_s / large)  # noise may make it negative
         fixed_s = max(0.0, large_s - user_s * large)
     embedding_s = FORWARD_SHARE * user_s * num_test_users
-    left_s = SAFETY * (budget_s - (time.monotonic() - started)) - embedding_s
+    used_s = time.monotonic() - started
+    left_s = SAFETY * (budget_s - used_s) - embedding_s - other_s
     batch_users, steps = wanted.batch_users, math.floor(left_s / (fixed_s + user_s * wanted.batch_users))
     if steps < min(MIN_STEPS, num_steps):
         batch_users = math.floor((left_s / MIN_STEPS - fixed_s) / user_s)
@@ -71,15 +83,16 @@ def fit_to_budget(
     if steps < 1:
         raise PipelineError(
             f"the budget of {budget_s:.0f} s does not suffice: a step of {batch_users} users takes "
-            f"{fixed_s + user_s * batch_users:.1f} s, and embedding the {num_test_users:,} test users about "
-            f"{embedding_s:.0f} s"
+            f"{fixed_s + user_s * batch_users:.1f} s, embedding the {num_test_users:,} test users about "
+            f"{embedding_s:.0f} s, and {used_s:.0f} s went into preparing and measuring"
         )
     return with_steps(changed(wanted, {"batch_users": batch_users}), min(num_steps, steps))
 
 
 def _measure_small(wanted: TrainConfig, measure: Callable[[TrainConfig], float]) -> tuple[int, float]:
     """Return users and seconds of the smallest batch that can be trained: some users have nothing to predict."""
-    users = min(MEASURED_USERS, wanted.batch_users)
+    num_days = 1 if wanted.parts is None else wanted.parts.days_per_step
+    users = min(MEASURED_USERS * num_days, wanted.batch_users)
     while True:
         try:
             return users, measure(changed(wanted, {"batch_users": users}))
@@ -90,33 +103,60 @@ def _measure_small(wanted: TrainConfig, measure: Callable[[TrainConfig], float])
 
 
 def with_steps(config: TrainConfig, steps: int) -> TrainConfig:
-    """Return the configuration with fewer steps and a warm-up that is shorter in the same proportion."""
+    """Return the configuration with fewer steps and a warm-up that is shorter in the same proportion.
+
+    A model of parts is evaluated as often as before, and the towers, whose evaluations change no weight, only once.
+    """
     warmup_steps = round(config.optimizer.warmup_steps * steps / config.optimizer.num_steps)
-    changes = {"evaluate_every": steps, "checkpoint_every": steps}
+    evaluate_every = steps if config.parts is None else min(config.evaluate_every, steps)
+    changes = {"evaluate_every": evaluate_every, "checkpoint_every": steps}
     return changed(config, changes, num_steps=steps, warmup_steps=warmup_steps)
 
 
 def seconds_per_step(config: TrainConfig, data: TrainingSet, folder: Path, num_workers: int) -> float:
-    """Train a few steps on batches of users with mixed lengths, which take longer than sorted ones; drop the model."""
+    """Train a few steps on batches of users with mixed lengths, which take longer than sorted ones; drop the model.
+
+    What a model of parts prepares is left in `folder`, for further measurements and for `take_prepared`.
+    """
     num_steps = 1 + MEASURED_STEPS
     changes = {"log_every": 1, "shuffle_batches": 1, "evaluate_every": num_steps + 1, "checkpoint_every": num_steps + 1}
     watch = _Stopwatch()
-    remove_tree(folder)
+    _remove_model(folder)
     # A rate close to 0: without a warm-up a few steps may diverge, which ends a training.
     short = changed(config, changes, num_steps=num_steps, warmup_steps=0, learning_rate=1e-9)
     train(short, training_set=data.path, run_dir=folder, num_workers=num_workers, observer=watch)
-    remove_tree(folder)
-    return statistics.median(later - earlier for earlier, later in itertools.pairwise(watch.at.values()))
+    _remove_model(folder)
+    step_s = statistics.median(later - earlier for earlier, later in itertools.pairwise(watch.at.values()))
+    return step_s if config.parts is None else step_s + watch.evaluation_s / config.evaluate_every
+
+
+def _remove_model(folder: Path) -> None:
+    """Remove all of a training but what it prepared."""
+    for path in folder.iterdir() if folder.exists() else ():
+        if path.is_dir() and path.name != PREPARED:
+            remove_tree(path)
+        elif path.is_file():
+            path.unlink()
+
+
+def take_prepared(measured: Path, run_dir: Path) -> None:
+    """Move what the measurements prepared to the folder of the training, unless it has its own; remove the rest."""
+    if (measured / PREPARED).exists() and not (run_dir / PREPARED).exists():
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (measured / PREPARED).rename(run_dir / PREPARED)
+    remove_tree(measured)
 
 
 class _Stopwatch:
-    """Observer that keeps the time at which each step was measured first."""
+    """Observer that keeps the time at which each step was measured first, and the time of the last evaluation."""
 
     def __init__(self) -> None:
         self.at: dict[int, float] = {}
+        self.evaluation_s = 0.0
 
     def say(self, message: str) -> None:
         pass
 
     def measure(self, step: int, values: dict[str, float]) -> None:
-        self.at.setdefault(step, time.perf_counter())
+        now = time.perf_counter()
+        self.evaluation_s = now - self.at.setdefault(step, now)  # a step's second measurement is its evaluation

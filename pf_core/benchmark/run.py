@@ -1,10 +1,10 @@
 """The benchmark of one log: every contender answers, all answers are scored once, and one table compares them.
 
 The log is ingested into a data folder of the benchmark's own (`stages.py`). The contenders are our model with the
-site's configuration, our model with preset `paper`, the baselines, and the peers, which tune themselves on a log of
-training users alone. A contender that fails becomes a row that says why, and the others go on. The time is bounded:
-each contender has a budget of its own, and no more than what is left of the whole. Installing the libraries of the
-peers is not counted; it happens once.
+site's configuration, as served and its vector alone, our model with preset `paper`, the baselines, and the peers, which
+tune themselves on a log of training users alone. A contender that fails becomes a row that says why, and the others go
+on. The time is bounded: each contender has a budget of its own, and no more than what is left of the whole. Installing
+the libraries of the peers is not counted; it happens once.
 
 The test users are looked at once, after the last contender has answered, and the look is recorded (`looks.py`).
 """
@@ -43,7 +43,8 @@ OURS_S: dict[Level, float] = {"quick": 150, "default": 360, "full": 900}
 """Budget of our model with the site's configuration."""
 
 OURS_STEPS: dict[Level, int | None] = {"quick": 300, "default": None, "full": None}
-"""Largest number of training steps of our model with the site's configuration; None: its own number."""
+"""Largest number of training steps of towers with the site's configuration; None: its own number. A model of parts
+chooses its number of steps itself."""
 
 PAPER_S: dict[Level, float] = {"quick": 0, "default": 150, "full": 480}
 """Budget of our model with preset `paper`: a quick benchmark is too short for a handful of its steps."""
@@ -53,9 +54,15 @@ MIN_S = 2.0
 
 OURS = "PinnerFormer, site's configuration"
 
+VECTOR = "PinnerFormer, vector alone"
+"""The same model as OURS, without its memory."""
+
 PAPER = "PinnerFormer, preset paper"
 
 MEANS = {"mean of the newest 20 vectors": 20, "mean of the newest 100 vectors": 100}
+
+SINGLE_VECTOR = (*(peer.label for peer in PEERS.values() if peer.is_single_vector), *MEANS)
+"""Contenders whose score is an inner product of a vector of the user and one of the pin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +97,7 @@ class Answer:
     settings: dict[str, Any]
     actions_without_vector: float | None = None
     positives_without_vector: float | None = None
+    num_unranked_pins: int | None = None
 
 
 class Clock:
@@ -150,7 +158,7 @@ def run_benchmark(
         budget=_describe_budget(level),
         looks_file=origin.looks_name,
     )
-    table = make_table(log, contenders, run=run, ours=OURS)
+    table = make_table(log, contenders, run=run, ours=OURS, vector_alone=VECTOR, single_vector=SINGLE_VECTOR)
     result = BenchmarkResult(table=table, markdown=to_markdown(table), folder=folder)
     write_json(folder / "table.json", table)
     write_text(folder / "table.md", result.markdown)
@@ -160,8 +168,9 @@ def run_benchmark(
 def _describe_budget(level: Level) -> str:
     return (
         f"{level} (at most {TOTAL_S[level] / 60:.0f} minutes: {OURS_S[level]:.0f} s"
-        + ("" if OURS_STEPS[level] is None else f" and {OURS_STEPS[level]} steps")
-        + " for our configuration, "
+        + " for our configuration"
+        + ("" if OURS_STEPS[level] is None else f" (towers: at most {OURS_STEPS[level]} steps)")
+        + ", "
         + (f"{PAPER_S[level]:.0f} s for preset paper, " if PAPER_S[level] else "")
         + f"{BUDGETS[level].seconds:.0f} s and {BUDGETS[level].num_settings} settings for each peer)"
     )
@@ -190,6 +199,7 @@ def _scored(log: BenchmarkLog, answer: Answer) -> Contender:
         note="" if answer.lists is None else answer.note,
         actions_without_vector=answer.actions_without_vector,
         positives_without_vector=answer.positives_without_vector,
+        num_unranked_pins=answer.num_unranked_pins,
     )
 
 
@@ -230,7 +240,8 @@ def _ours(
     folder: Path,
     clock: Clock,
 ) -> Iterator[Answer]:
-    """Yield the answers of our model with the site's configuration and with preset `paper`."""
+    """Yield the answers of our model with the site's configuration, of its vector alone, and with preset `paper`."""
+    alone: list[Answer] = []
 
     def ours(name: str, preset: Preset | None, budget_s: float) -> Answer:
         _require(no_vectors)
@@ -245,17 +256,23 @@ def _ours(
             folder=folder / "models",
             progress=clock.progress,
         )
+        if preset is None:
+            note = "the same model without its memory" if result.has_memory else "the model has no memory: as served"
+            alone.append(Answer(name=VECTOR, lists=result.vector_lists, note=note, seconds=0.0, settings={}))
         return Answer(
             name=name,
             lists=result.lists,
             note=result.note,
             seconds=result.seconds,
             settings=result.settings,
+            num_unranked_pins=result.num_unranked_pins,
             actions_without_vector=result.share_of_actions_without_vector,
             positives_without_vector=result.share_of_positives_without_vector,
         )
 
-    yield _run(OURS, functools.partial(ours, OURS, None), OURS_S[level], clock)
+    served = _run(OURS, functools.partial(ours, OURS, None), OURS_S[level], clock)
+    yield served
+    yield alone[0] if alone else replace(served, name=VECTOR)
     if not PAPER_S[level]:
         yield Answer(name=PAPER, lists=None, failure=f"not part of --{level}", seconds=0.0, settings={})
         return

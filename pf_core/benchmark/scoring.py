@@ -16,7 +16,7 @@ Suffixes: U test users, P positives, R rows of the lists, K results of a user.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class ScoreSummary(TypedDict):
 
 
 class Difference(NamedTuple):
-    """Ours minus theirs at recall@10, over the users who have a value."""
+    """Ours minus theirs at recall@k, over the users who have a value."""
 
     mean: float
     interval: tuple[float, float]
@@ -177,13 +177,18 @@ def _coverage(scores: ListScores) -> float:
     return p90_coverage(torch.from_numpy(scores.top_10_UK), index_size=scores.num_pins)
 
 
-def compare(ours: ListScores, theirs: ListScores) -> dict[QuestionName, Difference]:
-    """Return the difference at recall@10 in both questions; the scores are of the same test users."""
+def compare(ours: ListScores, theirs: ListScores, *, k: Literal[10, 50] = 10) -> dict[QuestionName, Difference]:
+    """Return the difference at recall@k in both questions; the scores are of the same test users."""
     assert len(ours.recall_at_10_U) == len(theirs.recall_at_10_U), "the same test users"
     differences: dict[QuestionName, np.ndarray] = {
         "all": ours.recall_at_10_U - theirs.recall_at_10_U,
         "discovery": ours.discovery_at_10_U - theirs.discovery_at_10_U,
     }
+    if k == 50:
+        differences = {
+            "all": ours.recall_at_50_U - theirs.recall_at_50_U,
+            "discovery": ours.discovery_at_50_U - theirs.discovery_at_50_U,
+        }
     return {
         question: Difference(mean(values_U), bootstrap_interval(values_U)) for question, values_U in differences.items()
     }

@@ -44,6 +44,8 @@ class Contender:
     """Share of the test users' actions before the cut on pins for which the contender has no vector."""
     positives_without_vector: float | None = None
     """Share of the positives on pins for which the contender has no vector."""
+    num_unranked_pins: int | None = None
+    """Number of the index's pins for which the contender has no vector."""
 
     def __post_init__(self) -> None:
         assert (self.scores is None) != (self.failure is None), "either scores or a failure"
@@ -89,29 +91,54 @@ class Row(TypedDict):
     summary: NotRequired[ScoreSummary]
     minus_ours: NotRequired[dict[QuestionName, list[float | None]]]
     """This contender minus our default at recall@10: mean, and the two ends of its paired 95 % interval."""
+    minus_ours_at_50: NotRequired[dict[QuestionName, list[float | None]]]
+    """The same at recall@50."""
     actions_without_vector: NotRequired[float]
     positives_without_vector: NotRequired[float]
+    num_unranked_pins: NotRequired[int]
 
 
 class Table(TypedDict):
     log: LogFacts
     run: dict[str, Any]
     ours: str | None
-    """Name of the contender that the others are compared with."""
+    """Name of the contender that the others are compared with: our model as it is served."""
+    vector_alone: NotRequired[str | None]
+    """Name of the row of the same model without its memory."""
+    single_vector: NotRequired[list[str]]
+    """Names of the contenders whose score is an inner product of two vectors."""
     rows: list[Row]
 
 
 # JSON
 
 
-def make_table(log: BenchmarkLog, contenders: Sequence[Contender], *, run: Run, ours: str | None) -> Table:
-    """Return the table as JSON; `ours` names our default among the contenders.
+def make_table(
+    log: BenchmarkLog,
+    contenders: Sequence[Contender],
+    *,
+    run: Run,
+    ours: str | None,
+    vector_alone: str | None = None,
+    single_vector: Sequence[str] = (),
+) -> Table:
+    """Return the table as JSON; `ours` names our default among the contenders, `vector_alone` the same model's vector.
 
-    Without it, or if it failed, there are no differences.
+    Without our default, or if it failed, there are no differences. `single_vector` names the peers whose score is an
+    inner product of two vectors.
     """
     default = next((each.scores for each in contenders if each.name == ours), None)
     rows = [_row(each, None if each.name == ours else default) for each in contenders]
-    return cast("Table", _without_nan({"log": _facts(log), "run": run.__dict__, "ours": ours, "rows": rows}))
+    names = [each.name for each in contenders if each.name in single_vector]
+    table = {
+        "log": _facts(log),
+        "run": run.__dict__,
+        "ours": ours,
+        "vector_alone": vector_alone,
+        "single_vector": names,
+        "rows": rows,
+    }
+    return cast("Table", _without_nan(table))
 
 
 def _facts(log: BenchmarkLog) -> LogFacts:
@@ -146,13 +173,19 @@ def _row(contender: Contender, default: ListScores | None) -> Row:
         return row
     row["summary"] = summarize(contender.scores)
     if default is not None:
-        differences = compare(contender.scores, default)
-        row["minus_ours"] = {question: [each.mean, *each.interval] for question, each in differences.items()}
+        row["minus_ours"] = _differences(contender.scores, default, 10)
+        row["minus_ours_at_50"] = _differences(contender.scores, default, 50)
     if contender.actions_without_vector is not None:
         row["actions_without_vector"] = contender.actions_without_vector
     if contender.positives_without_vector is not None:
         row["positives_without_vector"] = contender.positives_without_vector
+    if contender.num_unranked_pins is not None:
+        row["num_unranked_pins"] = contender.num_unranked_pins
     return row
+
+
+def _differences(scores: ListScores, default: ListScores, k: Literal[10, 50]) -> dict[QuestionName, list[float | None]]:
+    return {question: [each.mean, *each.interval] for question, each in compare(scores, default, k=k).items()}
 
 
 def _without_nan(value: Any) -> Any:
@@ -180,31 +213,81 @@ def to_markdown(table: Table) -> str:
     return "\n".join([*lines, *([""] if below else []), *below]) + "\n"
 
 
+Metric = Literal["recall_at_10", "recall_at_50", "discovery_at_10", "discovery_at_50"]
+
+ASKED: tuple[tuple[str, Metric, QuestionName, Literal[10, 50]], ...] = (
+    ("All positives, recall@10", "recall_at_10", "all", 10),
+    ("All positives, recall@50", "recall_at_50", "all", 50),
+    ("Discovery, recall@10", "discovery_at_10", "discovery", 10),
+    ("Discovery, recall@50", "discovery_at_50", "discovery", 50),
+)
+"""Label, metric, question and k of each verdict."""
+
+
 def _verdicts(table: Table) -> list[str]:
-    """Return one sentence for each question: who is best beside our model, and whether ours is better or worse."""
-    labels: dict[QuestionName, tuple[str, Literal["recall_at_10", "discovery_at_10"]]] = {
-        "all": ("All positives", "recall_at_10"),
-        "discovery": ("Discovery", "discovery_at_10"),
-    }
-    lines, ours = [], next((row for row in table["rows"] if row["name"] == table["ours"]), None)
-    for question, (label, metric) in labels.items():
-        others = [row for row in table["rows"] if row is not ours and "summary" in row]
-        others = [row for row in others if row["summary"][metric] is not None]
-        if not others:
-            continue
-        best = max(others, key=lambda row: row["summary"][metric])
-        sentence = f"- **{label}**: the best beside ours is {best['name']} with {_number(best['summary'][metric])}"
-        difference = best.get("minus_ours", {}).get(question)
-        if difference is not None and None not in difference and ours is not None:
-            _, low, high = cast("list[float]", difference)
-            verdict = "worse" if low > 0 else "better" if high < 0 else "not distinguishable from it"
-            sentence += f"; ours has {_number(ours['summary'][metric])} and is {verdict}"
-        lines.append(sentence + ".")
+    """Return the sentences below the table: our model as served and its vector alone against the best of the others."""
+    ours, vector = (_row_of(table, name) for name in (table["ours"], table.get("vector_alone")))
+    others = [row for row in table["rows"] if row is not ours and row is not vector]
+    single = [row for row in others if row["name"] in table.get("single_vector", [])]
+    lines = []
+    for label, metric, question, k in ASKED:
+        sentences = [_against("the best of the others", others, ours, metric, question, k)]
+        if question == "all":
+            sentences.append(_against("the best single-vector peer", single, ours, metric, question, k))
+        text = "; ".join(sentence for sentence in sentences if sentence)
+        value = None if ours is None or "summary" not in ours else ours["summary"][metric]
+        has = "" if value is None else f"as served, ours has {_number(value)}; "
+        lines += [f"- **{label}**: {has}{text}."] if text else []
+    lines += _vector_verdict(vector, single)
     if table["log"]["num_test_users"] < FEW_USERS:
         lines.append(f"- Only {table['log']['num_test_users']} test users: small differences are decided by chance.")
     if table["log"]["num_pins"] <= FEW_PINS:
         lines.append(f"- Only {table['log']['num_pins']} pins: nearly all of them are among the first 50 of any list.")
     return lines
+
+
+def _row_of(table: Table, name: str | None) -> Row | None:
+    return next((row for row in table["rows"] if row["name"] == name), None)
+
+
+def _best(rows: Sequence[Row], metric: Metric) -> Row | None:
+    """Return the row with the highest figure; None if no row has one."""
+    known = [row for row in rows if "summary" in row and row["summary"][metric] is not None]
+    return max(known, key=lambda row: row["summary"][metric], default=None)
+
+
+def _against(
+    what: str, others: Sequence[Row], ours: Row | None, metric: Metric, question: QuestionName, k: Literal[10, 50]
+) -> str:
+    """Return who is best among others, and whether ours is better or worse by more than the paired interval."""
+    best = _best(others, metric)
+    if best is None:
+        return ""
+    sentence = f"{what}, {best['name']}, has {_number(best['summary'][metric])}"
+    differences = best.get("minus_ours", {}) if k == 10 else best.get("minus_ours_at_50", {})
+    difference = differences.get(question)
+    if ours is None or difference is None or None in difference:
+        return sentence
+    _, low, high = cast("list[float]", difference)
+    verdict = "worse" if low > 0 else "better" if high < 0 else "not distinguishable from it"
+    return f"{sentence}: ours is {verdict}"
+
+
+def _vector_verdict(vector: Row | None, single: Sequence[Row]) -> list[str]:
+    """Return the sentence about the vector alone: its figures, and their ratio to the best single-vector peer's."""
+    if vector is None or "summary" not in vector:
+        return []
+    parts = []
+    for label, metric, _, _ in ASKED:
+        value, best = vector["summary"][metric], _best(single, metric)
+        if value is None:
+            continue
+        parts.append(f"{label} {_number(value)}")
+        if best is not None and best["summary"][metric]:
+            ratio = value / best["summary"][metric]
+            parts[-1] += f", {ratio:.2f} × {best['name']} ({_number(best['summary'][metric])})"
+    few = "" if single else " There is no single-vector peer to compare it with."
+    return [f"- **Vector alone**: {'; '.join(parts)}.{few}"] if parts else []
 
 
 def _head(table: Table) -> list[str]:
@@ -214,7 +297,9 @@ def _head(table: Table) -> list[str]:
         "are on pins that are not in the index: they are misses."
     ]
     for row in table["rows"]:
-        if "actions_without_vector" in row or "positives_without_vector" in row:
+        if row.get("num_unranked_pins") == 0:
+            lines.append(f"{row['name']} has a vector for every pin of the index.")
+        elif "actions_without_vector" in row or "positives_without_vector" in row:
             lines.append(
                 f"{row['name']} has no vector for the pins of {_percent(row.get('positives_without_vector'))} of the "
                 f"positives and of {_percent(row.get('actions_without_vector'))} of the test users' actions."

@@ -44,15 +44,20 @@ class PartsConfig(Strict):
     """Number of days of a training step; the step's users are divided among them."""
     vector_weight: float = Field(default=1.0, ge=0)
     """Weight of the loss of the vector alone, beside that of vector and memory together."""
-    discovery_weight: float = Field(default=0.5, ge=0)
+    own_weight: float = Field(default=2.0, ge=0)
+    """Weight of the loss of memory among the user's own pins alone."""
+    discovery_weight: float = Field(default=0.0, ge=0)
     """Weight of the loss of the vector on pins that are new to the user."""
+    matrix_pull: float = Field(default=0.0, ge=0)
+    """How fast the matrices of taste and content are pulled to where they started, as a multiple of the learning
+    rate: few days of a log do not determine them."""
     pin_drop: float = Field(default=0.2, ge=0, lt=1)
     """Share of own pins that training leaves out of the weighted sums."""
     average: float = Field(default=0.97, ge=0, lt=1)
     """Decay of the averaged weights, which serve; 0 serves the last weights."""
     full_softmax_pins: int = Field(default=15_000, ge=1)
     """Largest number of pins over which the softmax is computed in full; beyond it, it is sampled."""
-    num_negatives: int = Field(default=8192, ge=1)
+    num_negatives: int = Field(default=4096, ge=1)
     """Number of draws of a sampled softmax."""
     validation_share: float = Field(default=0.1, ge=0, lt=1)
     """Share of the training users, chosen by hash, who choose the number of steps instead of training."""

@@ -342,7 +342,7 @@ class TrainingConfig(Strict):
     """Number of newest days that training does not see: they evaluate the model. By default 14, or a quarter of the
     site's days if that is less. With 0 nothing can be evaluated, and `pf promote` chooses the model that serves."""
     held_out_share: float = Field(default=0.1, ge=0, lt=1)
-    """Share of users, chosen by hash, whom training never sees; learned pin vectors do not use their actions either."""
+    """Share of users, chosen by hash, whom training never sees; the counts of pins leave them out, too."""
     preset: Preset = "auto"
     """Settings to start from. auto trains the model of parts, with settings chosen from the training set; paper, demo
     and tiny train the paper's towers."""

@@ -27,7 +27,7 @@ def judge_embeddings(site: Site, ds: str) -> CheckResult:
     manifest = day.manifest
     version = manifest["model_version"]
     for bucket, dataset in enumerate(day.buckets()):
-        fault = record_fault(dataset.to_table(), model_version=version)
+        fault = record_fault(dataset.to_table(), model_version=version, seen_too=True)
         if fault is not None:
             return CheckResult(ds, False, f"bucket {bucket}: {fault}")
     return CheckResult(ds, True, f"{manifest['counts']['users']:,} embeddings of model {version} are sound")

@@ -23,6 +23,11 @@ ORACLES = ("pinnersage_5", "pinnersage_20")
 """Baselines that choose their best vector for each positive, which nothing that is served can do: upper bounds."""
 
 
+def vector_alone(model: str) -> str:
+    """Return the name under which a model of parts is scored without its memory."""
+    return f"{model} vector alone"
+
+
 class MetricSummary(TypedDict):
     """Metrics of one embedder at one frequency, over all evaluated users.
 
@@ -61,7 +66,10 @@ class Comparison(TypedDict):
 
 
 class VectorCoverage(TypedDict):
-    """What the embeddings cannot see, because a pin has no vector at the cut."""
+    """What the embeddings cannot see, because a pin has no vector at the cut.
+
+    A model of parts has a vector for every pin that is known at the cut, the towers for pins with a content vector.
+    """
 
     share_of_actions: float
     """Share of the held-out users' actions before the cut on pins without a vector."""
@@ -89,11 +97,13 @@ class EvaluationManifest(TypedDict):
     """Pins of the index."""
     counts: dict[str, int]
     summaries: dict[str, Summaries]
-    """By name of the model or baseline."""
+    """By name of the model or baseline; a candidate of parts also has a summary by its `vector_alone` name."""
     index: NotRequired[Literal["paper", "catalogue"]]
     """paper: random candidates (section 4.1). This key and the next two are not in manifests of older versions."""
     without_vector: NotRequired[VectorCoverage]
     against_baselines: NotRequired[dict[QuestionName, Comparison]]
+    vector_against_baselines: NotRequired[dict[QuestionName, Comparison]]
+    """The candidate without its memory; only a model of parts has one. It decides nothing."""
     by_day: dict[str, dict[Frequency, list[float]]]
     """By name of the model, the share of each day's positives that was found."""
     candidate: str

@@ -2,14 +2,15 @@
 
 A candidate is promoted unless it is worse than the champion by more than the tolerance of the site file. A loss of
 recall counts only if chance does not explain it: the two are compared user by user, and a loss whose 95 % interval
-reaches zero is none. Coverage has no such interval, and a wide tolerance instead. The question of all positives
-decides, and discovery is shown. The first model is promoted, or only if it beats the baselines, as the site file
-chooses. A run can overrule the rule, and so does a person who has undone a promotion of the same model.
+reaches zero is none. Coverage has no such interval, and a wide tolerance instead. Models are scored as they are served,
+with memory, and the question of all positives decides. Discovery is shown, and so is the vector alone of a candidate of
+parts. The first model is promoted, or only if it beats the baselines, as the site file chooses. A run can overrule the
+rule, and so does a person who has undone a promotion of the same model.
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +19,15 @@ import numpy as np
 from pf_core.config.serving import PromotionConfig
 from pf_core.config.site import Site
 from pf_core.evaluation.embedders import baselines_of
-from pf_core.evaluation.manifest import ORACLES, Comparison, DecisionRecord, EvaluationManifest, Promote, QuestionName
+from pf_core.evaluation.manifest import (
+    ORACLES,
+    Comparison,
+    DecisionRecord,
+    EvaluationManifest,
+    Promote,
+    QuestionName,
+    vector_alone,
+)
 from pf_core.evaluation.protocol import score_baseline, score_model
 from pf_core.evaluation.question import Question, open_question
 from pf_core.evaluation.scores import Scores, UserScores, recall_by_day
@@ -26,6 +35,7 @@ from pf_core.evaluation.summary import summarize
 from pf_core.evaluation.vector_coverage import vector_coverage
 from pf_core.evaluation.verdict import describe_comparison
 from pf_core.metrics.bootstrap import bootstrap_interval, mean
+from pf_core.model.checkpoint import read_description
 from pf_core.model.device import choose_device
 from pf_core.progress import Progress
 from pf_core.training.training_set import TrainingSet
@@ -41,10 +51,13 @@ class NamedModel:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
-    """The question, and the scores of everything that answered it: models at every frequency, baselines once."""
+    """The question, and the scores of everything that answered it: models at every frequency, the others once."""
 
     question: Question
     models: dict[str, Scores]
+    """As served, with the memory of a model of parts."""
+    vectors: dict[str, Scores]
+    """By name of the model, the vector alone, of models of parts."""
     baselines: dict[str, Scores]
 
 
@@ -72,7 +85,7 @@ def evaluate_and_decide(
     """
     started = time.monotonic()
     models = {model.name: model.path for model in (candidate, champion) if model is not None}
-    evaluation = evaluate_models(site, data, models, progress=progress)
+    evaluation = evaluate_models(site, data, models, alone=[candidate.name], progress=progress)
     before, is_champion = None if champion is None else champion.name, candidate == champion
     against = compare_with_baselines(evaluation.models[candidate.name], evaluation.baselines)
     decision = decide_promotion(candidate.name, before, evaluation.models, against, site.serving.promotion)
@@ -81,16 +94,21 @@ def evaluate_and_decide(
     progress(f"{'promoted' if decision.promote else 'not promoted'}: {decision.reason}")
     evaluation.models[candidate.name].write(scores_path)
     question = evaluation.question
-    return EvaluationManifest(
+    vector_scores = evaluation.vectors.get(candidate.name)
+    scores = {candidate.name: evaluation.models[candidate.name]}
+    if vector_scores is not None:
+        scores[vector_alone(candidate.name)] = vector_scores
+    scores |= evaluation.models | evaluation.baselines
+    manifest = EvaluationManifest(
         training_set=data.fingerprint,
         question=question.fingerprint,
         cut_ds=data.manifest["cut_ds"],
         last_ds=question.last_ds,
         num_pins=question.num_pins,
         counts=question.counts,
-        summaries={name: summarize(scores) for name, scores in (evaluation.models | evaluation.baselines).items()},
+        summaries={name: summarize(each) for name, each in scores.items()},
         index="paper",
-        without_vector=vector_coverage(site, question),
+        without_vector=vector_coverage(site, question, needs_content=not is_of_parts(candidate.path)),
         against_baselines=against,
         by_day={name: recall_by_day(scores) for name, scores in evaluation.models.items()},
         candidate=candidate.name,
@@ -99,10 +117,18 @@ def evaluate_and_decide(
         decision=DecisionRecord(promote=decision.promote, reason=decision.reason, asked_for=promote),
         seconds=time.monotonic() - started,
     )
+    if vector_scores is not None:
+        manifest["vector_against_baselines"] = compare_with_baselines(vector_scores, evaluation.baselines)
+    return manifest
 
 
-def evaluate_models(site: Site, data: TrainingSet, models: Mapping[str, Path], *, progress: Progress) -> Evaluation:
-    """Score the models in these folders, and the baselines, on the days after the training set's cut."""
+def evaluate_models(
+    site: Site, data: TrainingSet, models: Mapping[str, Path], *, alone: Collection[str] = (), progress: Progress
+) -> Evaluation:
+    """Score the models in these folders, and the baselines, on the days after the training set's cut.
+
+    The models of parts that `alone` names are scored a second time, without their memory.
+    """
     question = open_question(site, data, progress=progress)
     device, frequencies = choose_device(site.serving.device), site.serving.promotion.frequencies
     of_models: dict[str, Scores] = {}
@@ -111,11 +137,23 @@ def evaluate_models(site: Site, data: TrainingSet, models: Mapping[str, Path], *
             question, folder, name=name, frequencies=frequencies, device=device, progress=progress
         )
         progress(describe(name, of_models[name]))
+    vectors: dict[str, Scores] = {}
+    for name in (name for name in alone if is_of_parts(models[name])):
+        what = vector_alone(name)
+        vectors[name] = score_model(
+            question, models[name], name=what, frequencies=("once",), device=device, has_memory=False, progress=progress
+        )
+        progress(describe(what, vectors[name]))
     of_baselines: dict[str, Scores] = {}
     for name in baselines_of(question.data):
         of_baselines[name] = score_baseline(question, name, frequencies=("once",), progress=progress)
         progress(describe(name, of_baselines[name]))
-    return Evaluation(question=question, models=of_models, baselines=of_baselines)
+    return Evaluation(question=question, models=of_models, vectors=vectors, baselines=of_baselines)
+
+
+def is_of_parts(folder: Path) -> bool:
+    """Return whether the model of a folder is a model of parts."""
+    return read_description(folder).get("family", "towers") == "parts"
 
 
 def describe(name: str, scores: Scores) -> str:

@@ -76,9 +76,10 @@ def score_model(
     progress: Progress,
     name: str = "model",
     device: torch.device | None = None,
+    has_memory: bool = True,
 ) -> Scores:
-    """Score the model of a folder."""
-    embedder = open_model_embedder(question, folder, name=name, device=device)
+    """Score the model of a folder as it is served; `has_memory=False` scores the vectors of a model of parts alone."""
+    embedder = open_model_embedder(question, folder, name=name, device=device, has_memory=has_memory)
     return score_embedder(question, embedder, name, frequencies=frequencies, progress=progress)
 
 

@@ -7,7 +7,10 @@ import math
 
 from pf_core.check_result import CheckResult
 from pf_core.errors import materialize_command
-from pf_core.evaluation.manifest import Comparison, EvaluationManifest, QuestionName
+from pf_core.evaluation.manifest import Comparison, EvaluationManifest, QuestionName, vector_alone
+
+MEAN = "mean_of_100"
+"""Baseline of the ratios: the mean of the newest 100 content vectors, one vector for a user as a model has."""
 
 QUESTION_TITLES: dict[QuestionName, str] = {"all": "all positives", "discovery": "discovery"}
 
@@ -46,3 +49,26 @@ def describe_comparison(question: QuestionName, comparison: Comparison) -> str:
         comparison["best"],
         *comparison["difference_interval"],
     )
+
+
+def describe_vector(manifest: EvaluationManifest) -> list[str]:
+    """Return a sentence for each question about the candidate's vector alone; none if it is not scored."""
+    against = manifest.get("vector_against_baselines", {})
+    return [f"vector alone, {describe_comparison(question, each)}" for question, each in against.items()]
+
+
+def describe_ratios(manifest: EvaluationManifest) -> list[str]:
+    """Return the recall of the candidate as multiples of the mean's; none without content vectors or positives."""
+    summaries, candidate = manifest["summaries"], manifest["candidate"]
+    mean = summaries.get(MEAN, {}).get("once")
+    if mean is None or not mean["recall_at_10"] > 0:
+        return []
+    sentences = []
+    for label, name in (("as served", candidate), ("vector alone", vector_alone(candidate))):
+        ours = summaries.get(name, {}).get("once")
+        if ours is not None:
+            ratios = f"{label} {ours['recall_at_10'] / mean['recall_at_10']:.2f} × {MEAN}"
+            if mean["discovery_at_10"] > 0:
+                ratios += f", {ours['discovery_at_10'] / mean['discovery_at_10']:.2f} × in discovery"
+            sentences.append(ratios)
+    return ["; ".join(sentences)]

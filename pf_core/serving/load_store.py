@@ -24,14 +24,14 @@ from pf_core.embeddings.vectors import matrix_of
 from pf_core.engine.base import Engine
 from pf_core.engine.daily_state import open_dataset
 from pf_core.errors import PipelineError, materialize_command
-from pf_core.hashing import bucket_of, combined
+from pf_core.hashing import bucket_of
 from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.progress import Progress, Throttle
 from pf_core.serving.lmdb_store import LmdbStore, prefetched
 from pf_core.serving.redis_store import RedisLocation, RedisStore
 from pf_core.serving.releases import ReleaseDraft, StoreChecks, store_of
 from pf_core.serving.store import UserStore
-from pf_core.serving.values import RECORD_COLUMNS, Lookup
+from pf_core.serving.values import RECORD_COLUMNS, Lookup, Values
 
 STORED_COLUMNS = (*RECORD_COLUMNS, "model_version")
 
@@ -192,16 +192,9 @@ def _verify(draft: ReleaseDraft, store: UserStore, users: _LoadedUsers) -> Store
 
 
 def _is_equal(stored: Lookup, rows: pa.Table) -> np.ndarray:
-    """Return which records are stored as the snapshot has them."""
+    """Return which records are stored as the snapshot has them: the bytes, and the vector and day that they encode."""
     days = rows["computed_ds"].cast(pa.int32()).to_numpy()
     vectors = matrix_of(rows["embedding"]).astype(np.float32)
     is_equal = stored.found_N & (stored.days_N == days) & (stored.vectors_ND == vectors).all(axis=1)
-    expected = [combined(rows[name]) for name in ("memory_pin_id", "memory_increment", "seen_pin_id")]
-    is_complete = rows["seen_is_complete"].to_pylist()
-    for row in np.flatnonzero(is_equal).tolist():
-        lists = stored.lists(row)
-        found = (lists.memory_pin_ids, pa.array(lists.memory_increments), lists.seen_pin_ids)
-        is_equal[row] = lists.seen_is_complete == is_complete[row] and all(
-            part.equals(column[row].values) for part, column in zip(found, expected, strict=True)
-        )
-    return np.asarray(is_equal)
+    encoded = Values(rows).take(np.arange(len(rows)))
+    return is_equal & np.array([value == other for value, other in zip(stored.values, encoded, strict=True)], bool)

@@ -1,23 +1,19 @@
 """The popular pins of a release, for users who are not in it: most user-days of positive engagement in a week.
 
-A user-day is a user with a positive action on the pin on a day. Held-out and forgotten users do not count.
+User-days are those of pins/counts.py: held-out and forgotten users do not count.
 """
 
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pf_core.config.site import Site
 from pf_core.days import ds_range, shift_ds
-from pf_core.hashing import digest_of, is_held_out
-from pf_core.logs.deletion_list import read_deletion_list
-from pf_core.logs.partition import bucket_files, ingested_days, raw_digest
-from pf_core.logs.positives import positive_mask
-from pf_core.schemas import id_arrow_type
+from pf_core.hashing import digest_of
+from pf_core.logs.partition import ingested_days, raw_digest
+from pf_core.pins.counts import day_counts
 from pf_core.serving.index import PinIndex, require_index
-from pf_core.storage.files import read_parquet
 
 POPULAR_DAYS = 7
 
@@ -54,20 +50,9 @@ def popular_pins(site: Site, ds: str, k: int) -> pa.Table:
 
 
 def _week_counts(site: Site, ds: str) -> pa.Table:
-    """Return pin_id and user_days over the week that ends with the day, one row for each pin. One bucket at a time."""
-    id_type, forgotten = id_arrow_type(site.source.pins.pin_id.type), read_deletion_list(site)
-    total = pa.table({"pin_id": pa.array([], id_type), "user_days": pa.array([], pa.int64())})
-    for day in _days(site, ds):
-        for path in bucket_files(site, day).values():
-            actions = read_parquet(path)
-            is_counted = positive_mask(actions, site.source.positive)
-            is_counted &= ~is_held_out(actions["user_id"].combine_chunks(), site.training.held_out_share)
-            is_counted &= ~pc.is_in(actions["user_id"], forgotten).to_numpy()
-            pairs = actions.filter(pa.array(is_counted)).group_by(["user_id", "pin_id"]).aggregate([])
-            counted = pairs.select(["pin_id"]).append_column("user_days", pa.repeat(1, len(pairs)))
-            total = pa.concat_tables([total, counted])
-            total = total.group_by("pin_id").aggregate([("user_days", "sum")]).rename_columns(["pin_id", "user_days"])
-    return total
+    """Return pin_id and user_days over the week that ends with the day, one row for each pin."""
+    total = pa.concat_tables(day_counts(site, day) for day in _days(site, ds))
+    return total.group_by("pin_id").aggregate([("user_days", "sum")]).rename_columns(["pin_id", "user_days"])
 
 
 def _days(site: Site, ds: str) -> list[str]:

@@ -154,7 +154,8 @@ class Lookup:
     """Days on which the records were computed, in days since 1970; 0 for a user who is not in the store."""
     found_N: np.ndarray
     """Whether each user is in the store."""
-    _values: list[bytes | None] = field(repr=False)
+    values: list[bytes | None] = field(repr=False)
+    """Values as they are in the store; None for a user who is not there."""
 
     def computed_ds(self) -> list[str | None]:
         return [
@@ -164,7 +165,7 @@ class Lookup:
 
     def lists(self, row: int) -> PinLists:
         """Decode the lists of a user who was found."""
-        value = self._values[row]
+        value = self.values[row]
         assert value is not None
         return _decode_lists(value, self.vectors_ND.shape[1])
 
@@ -187,7 +188,7 @@ def decode_values(values: list[bytes | None], embedding_dim: int) -> Lookup:
         raise _damaged(f"a vector does not have {embedding_dim} dimensions")
     vectors_ND = np.ascontiguousarray(fixed_NW[:, HEADER.itemsize :]).view("<f2").astype(np.float32)
     vectors_ND[~found_N] = np.nan
-    return Lookup(vectors_ND=vectors_ND, days_N=header_N["day"].astype(np.int32), found_N=found_N, _values=values)
+    return Lookup(vectors_ND=vectors_ND, days_N=header_N["day"].astype(np.int32), found_N=found_N, values=values)
 
 
 def _decode_lists(value: bytes, embedding_dim: int) -> PinLists:

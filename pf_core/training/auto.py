@@ -31,6 +31,9 @@ MIN_REPEAT_SHARE = 0.02
 MAX_WINDOW_DAYS = 14
 """Largest number of days of targets."""
 
+MATRIX_PULL = 20.0
+"""Pull of the matrices to their start on logs without repeats."""
+
 MAX_FACTOR_DIM = 64
 """Largest length of the factors."""
 
@@ -111,6 +114,15 @@ def _choose(data: TrainingSet, asked: PartsConfig, changed: Mapping[str, Any]) -
         "value": share >= MIN_REPEAT_SHARE,
         "reason": f"{100 * share:.1f} % of the {num_targets:,} targets in the last {_count(window_days, 'day')} are "
         f"on pins that the user had acted on before; memory needs {100 * MIN_REPEAT_SHARE:g} %",
+    }
+
+    pull = MATRIX_PULL if share < MIN_REPEAT_SHARE else 0.0
+    yield {
+        "setting": "parts.matrix_pull",
+        "value": pull,
+        "reason": "logs without repeats have few actions of a user: matrices stay near their start"
+        if pull
+        else "repeats show what matrices should do",
     }
 
     factor_dim = min(MAX_FACTOR_DIM, num_pins // 4, num_users // 4)

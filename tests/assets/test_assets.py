@@ -280,7 +280,7 @@ def test_the_asset_graph(site: Site) -> None:
     }
     assert snapshot == {
         "raw_actions": ("logs", []),
-        "pin_features": ("logs", ["pin_features"]),
+        "pin_features": ("logs", ["pin_features", "raw_actions"]),
         "user_timelines": ("timelines", ["raw_actions", "user_timelines"]),
         "training_set": ("model", ["pin_features", "user_timelines"]),
         "pinnerformer_model": ("model", ["training_set"]),

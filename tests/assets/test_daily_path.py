@@ -355,7 +355,12 @@ def test_export(
     site = daily_sites.released(2)
     use(site, instance, monkeypatch)
     pf("export", "users", str(tmp_path / "users"))
-    assert set(pq.read_table(tmp_path / "users")["user_id"].to_pylist()) == set(snapshot(site, day(2)))
+    users = pq.read_table(tmp_path / "users")
+    assert set(users["user_id"].to_pylist()) == set(snapshot(site, day(2)))
+    assert {"memory_pin_id", "memory_increment", "seen_pin_id", "seen_is_complete"} < set(users.column_names)
+    release = Serving(site).release()
+    for user, seen in zip(users["user_id"].to_pylist(), users["seen_pin_id"].to_pylist(), strict=True):
+        assert release.look_up([user]).lists(0).seen_pin_ids.to_pylist() == seen != []
     pf("export", "pins", str(tmp_path / "pins"), "--ds", START)
     assert pq.read_table(tmp_path / "pins").num_rows == 72
 

@@ -77,6 +77,7 @@ def test_the_page_shows_both_questions_and_what_has_no_vector(tmp_path: Path) ->
     assert candidate["95 % interval, discovery"] == f"{0.0435 / 8:.4f} to {0.0435 / 2:.4f}"
     everything, new = rows_of(page, "against_baselines")
     assert everything == {
+        "candidate": "as served",
         "question": "all positives",
         "recall_at_10": "0.0435",
         "best baseline": "own_frequency",
@@ -84,6 +85,38 @@ def test_the_page_shows_both_questions_and_what_has_no_vector(tmp_path: Path) ->
         "95 % of the difference": "-0.0081 to +0.0036",
     }
     assert (new["question"], new["best baseline"]) == ("discovery", "popularity_7d")
+
+
+WITH_VECTOR: dict[str, Any] = {
+    "summaries": {
+        "new-2": {"once": make_summary(0.0435)},
+        "new-2 vector alone": {"once": make_summary(0.04)},
+        "mean_of_100": {"once": make_summary(0.02)},
+    },
+    "vector_against_baselines": {"all": BELOW | {"candidate": 0.04}, "discovery": ABOVE},
+}
+"""Changes that make the candidate one of parts, whose vector is scored alone."""
+
+RATIOS = (
+    f"as served {0.0435 / 0.02:.2f} × mean_of_100, {0.0435 / 0.02:.2f} × in discovery; "
+    f"vector alone {0.04 / 0.02:.2f} × mean_of_100, {0.04 / 0.02:.2f} × in discovery"
+)
+
+
+def test_the_page_shows_the_vector_alone(tmp_path: Path) -> None:
+    page = describe_evaluation(tmp_path, make_manifest(**WITH_VECTOR), {})
+    rows = rows_of(page, "against_baselines")
+    assert [(row["candidate"], row["question"]) for row in rows] == [
+        *(("as served", "all positives"), ("as served", "discovery")),
+        *(("vector alone", "all positives"), ("vector alone", "discovery")),
+    ]
+    assert [row["recall_at_10"] for row in rows] == ["0.0435", "0.0312", "0.0400", "0.0312"]
+    assert [row["who"] for row in rows_of(page, "judged")][:2] == ["new-2 (candidate)", "new-2 vector alone"]
+    assert [row["who"] for row in rows_of(page, "by_frequency")] == ["new-2 (candidate)"]
+    assert (page["recall_at_10"], page["vector_recall_at_10"]) == (0.0435, 0.04)
+    assert page["vector_alone"].startswith("vector alone, all positives: recall@10 0.0400 against 0.0457")
+    assert page["vector_alone"].endswith(RATIOS)
+    assert "vector_alone" not in describe_evaluation(tmp_path, make_manifest(), {})
 
 
 def test_a_share_that_is_not_known_is_not_a_number() -> None:
@@ -145,6 +178,16 @@ def test_the_figures_are_in_mlflow(site: Site) -> None:
     assert tags["evaluation_index"].startswith("paper: 1,200 pins")
     assert tags["evaluation_without_vector"] == VECTOR_LINE
     assert tags["evaluation_discovery_at_10"] == run.tags["evaluation_discovery_at_10"] == f"{0.0435 / 4:.4f}"
+
+
+def test_the_figures_of_the_vector_alone_are_in_mlflow(site: Site) -> None:
+    tracking, candidate = Tracking(site), register(site, "new")
+    name = candidate.served_version
+    summaries = {name: {"once": make_summary(0.0435)}, f"{name} vector alone": {"once": make_summary(0.04)}}
+    _note(tracking, candidate, make_manifest(name, summaries=summaries))
+    metrics = tracking._client.get_run(candidate.run_id).data.metrics
+    assert (metrics["evaluation_recall_at_10"], metrics["evaluation_vector_recall_at_10"]) == (0.0435, 0.04)
+    assert metrics["evaluation_vector_discovery_at_10"] == 0.04 / 4
 
 
 def test_undefined_figures_are_not_in_mlflow(site: Site) -> None:
@@ -227,6 +270,16 @@ def test_the_demo_ends_with_both_questions_and_the_verdict() -> None:
     decision = {"promote": False, "reason": f"a reason; {ALL_LINE}; {DISCOVERY_LINE}", "asked_for": "auto"}
     repeated = _evaluation_lines(make_manifest(decision=decision))
     assert (len(repeated), repeated[-1]) == (6, "not promoted: a reason"), "the figures are shown once"
+
+
+def test_the_demo_shows_the_vector_alone() -> None:
+    assert _evaluation_lines(make_manifest(**WITH_VECTOR))[2:7] == [
+        ALL_LINE,
+        DISCOVERY_LINE,
+        f"vector alone, {ALL_LINE.replace('0.0435', '0.0400')}",
+        f"vector alone, {DISCOVERY_LINE}",
+        RATIOS,
+    ]
 
 
 def test_the_demo_evaluates_every_candidate(site: Site) -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from pf_core.benchmark.baselines import BASELINES
 from pf_core.benchmark.files import read_lists, read_written_log, write_lists, write_log
-from pf_core.benchmark.log import LIST_LENGTH, BenchmarkLog
+from pf_core.benchmark.log import LIST_LENGTH, BenchmarkLog, RankedLists
 from pf_core.benchmark.looks import append_look, read_looks
-from pf_core.benchmark.scoring import compare, score, summarize
+from pf_core.benchmark.scoring import ListScores, compare, score, summarize
 from pf_core.benchmark.table import COLUMNS, Contender, Run, make_table, to_markdown
 from pf_core.errors import PipelineError
 from tests.support.benchmark_logs import make_log, random_log
@@ -162,9 +162,13 @@ def test_the_table_has_a_row_for_each_contender(tmp_path: Path) -> None:
     verdict = "worse" if low > 0 else "better" if high < 0 else "not distinguishable from it"
     ours_10 = summarize(ours)["recall_at_10"]
     assert (
-        f"- **All positives**: the best beside ours is popularity with {summary['recall_at_10']:.4f}; "
-        f"ours has {ours_10:.4f} and is {verdict}." in lines
+        f"- **All positives, recall@10**: as served, ours has {ours_10:.4f}; the best of the others, popularity, has "
+        f"{summary['recall_at_10']:.4f}: ours is {verdict}." in lines
     )
+    low, high = compare(theirs, ours, k=50)["discovery"].interval
+    verdict = "worse" if low > 0 else "better" if high < 0 else "not distinguishable from it"
+    [discovery] = [line for line in lines if line.startswith("- **Discovery, recall@50**")]
+    assert discovery.endswith(f"popularity, has {summary['discovery_at_50']:.4f}: ours is {verdict}.")
     assert "- Only 12 test users: small differences are decided by chance." in lines
     assert "- Only 90 pins: nearly all of them are among the first 50 of any list." in lines
     assert "- popularity: factors 64; A remark." in lines
@@ -182,6 +186,43 @@ def test_a_table_without_our_model_and_with_undefined_figures() -> None:
     assert "minus_ours" not in table["rows"][1]
     assert "| own frequency | 1.0000 (1.0000 to 1.0000) | 1.0000 | – | – | – | – | – | 0.0 |" in to_markdown(table)
     assert "0.0% of the positives (0 of 1)" in to_markdown(table)
+
+
+def test_the_vector_alone_is_compared_with_the_best_single_vector_peer() -> None:
+    """One user with three positives, pins 0 to 2; each contender lists some of them first."""
+    positives = [(0, 0), (0, 1), (0, 2)]
+    log = make_log(num_pins=70, train=[], past=[], positives=positives, num_unaskable=[0])
+
+    def found(*pins: int) -> ListScores:
+        listed = [*pins, *range(3 + len(pins), 13)]
+        lists = RankedLists(
+            offsets_U=np.array([0, 10]), pin=np.array(listed, np.int32), score=-np.arange(10, dtype=np.float64)
+        )
+        return score(log, lists)
+
+    contenders = [
+        Contender(name="ours", scores=found(0, 1, 2), seconds=1, num_unranked_pins=0),
+        Contender(name="alone", scores=found(0), seconds=0),
+        Contender(name="counts", scores=found(0, 1, 2), seconds=0),
+        Contender(name="iALS", scores=found(1, 2), seconds=0),
+        Contender(name="mean", scores=found(1), seconds=0),
+    ]
+    table = make_table(log, contenders, run=RUN, ours="ours", vector_alone="alone", single_vector=["mean", "iALS", "x"])
+    assert table["single_vector"] == ["iALS", "mean"]
+    assert (table["ours"], table["vector_alone"]) == ("ours", "alone")
+    assert table["rows"][3]["minus_ours_at_50"]["all"] == [2 / 3 - 1] * 3
+    lines = to_markdown(table).splitlines()
+    assert "ours has a vector for every pin of the index." in lines
+    for k in (10, 50):
+        assert (
+            f"- **All positives, recall@{k}**: as served, ours has 1.0000; the best of the others, counts, has 1.0000: "
+            "ours is not distinguishable from it; the best single-vector peer, iALS, has 0.6667: ours is better."
+        ) in lines
+    [line] = [line for line in lines if line.startswith("- **Vector alone**")]
+    assert line.startswith("- **Vector alone**: All positives, recall@10 0.3333, 0.50 × iALS (0.6667); ")
+    assert (1 / 3) / (2 / 3) == 0.5
+    without = to_markdown(make_table(log, contenders[:3], run=RUN, ours="ours", vector_alone="alone"))
+    assert "There is no single-vector peer to compare it with." in without
 
 
 def test_a_contender_has_scores_or_a_failure() -> None:

@@ -1,14 +1,22 @@
 """Our rows of the benchmark: the product's stages on a log, training within a budget, and exact lists."""
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+import torch
 
+from pf_core.benchmark import budget
+from pf_core.benchmark.baselines import popular_list
 from pf_core.benchmark.budget import (
     MEASURED_SHARE,
     MEASURED_STEPS,
@@ -16,6 +24,8 @@ from pf_core.benchmark.budget import (
     MIN_STEPS,
     SAFETY,
     fit_to_budget,
+    seconds_per_step,
+    take_prepared,
     with_steps,
 )
 from pf_core.benchmark.log import LIST_LENGTH, BenchmarkLog, RankedLists
@@ -26,22 +36,40 @@ from pf_core.benchmark.ours import (
     our_lists,
     positives_without_vector,
 )
+from pf_core.benchmark.ranking import rank_vectors
 from pf_core.benchmark.reading import read_log
 from pf_core.benchmark.stages import benchmark_site, build_pins, cut_of_log, ingest_log, prepare_training_set
 from pf_core.config.site import Site
-from pf_core.config.training import TrainConfig, demo, paper
+from pf_core.config.training import TrainConfig, auto, demo, paper
 from pf_core.embeddings.inference import cut_sequences, embed, encode_timelines
 from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
+from pf_core.evaluation.embedders import open_model_embedder
+from pf_core.evaluation.question import Question
 from pf_core.hashing import is_held_out
 from pf_core.logs.partition import bucket_files
+from pf_core.metrics.exact_search import Pairs
 from pf_core.model.checkpoint import load_model
 from pf_core.model.device import single_threaded
 from pf_core.pins.features import pin_state, read_pin_features
 from pf_core.pins.packed import open_pins, pack_pins
+from pf_core.storage.arrays import read_arrow
 from pf_core.timelines.build import read_bucket, timeline_state
+from pf_core.training.parts import prepared
+from pf_core.training.parts.factors import Factors, fit_factors
 from pf_core.training.training_set import latest_training_set, open_training_set
-from tests.support.shop import CUT_DS, DAYS, HELD_OUT_SHARE, NUM_PINS, NUM_USERS, Row, shop_actions, write_shop
+from tests.support.benchmark_logs import make_log
+from tests.support.shop import (
+    CUT_DS,
+    DAYS,
+    HELD_OUT_SHARE,
+    NUM_PINS,
+    NUM_USERS,
+    Row,
+    shop_actions,
+    without_vectors,
+    write_shop,
+)
 
 IDS = pa.array(range(NUM_USERS))
 HELD_OUT = IDS.filter(pa.array(is_held_out(IDS, HELD_OUT_SHARE))).to_pylist()
@@ -65,13 +93,12 @@ def run_stages(site: Site, folder: Path) -> Site:
     site = benchmark_site(site, folder / "cache")
     engine = engine_in(folder)
     ingest_log(site, engine=engine, progress=silent)
-    site, note = build_pins(site, CUT_DS, engine=engine, progress=silent)
-    assert note is None
+    build_pins(site, CUT_DS, engine=engine, progress=silent)
     return site
 
 
-def run_ours(folder: Path, rows: list[Row]) -> tuple[Site, BenchmarkLog, OurResult]:
-    site = run_stages(write_shop(folder, rows), folder)
+def run_ours(folder: Path, rows: list[Row], **changes: Any) -> tuple[Site, BenchmarkLog, OurResult]:
+    site = run_stages(write_shop(folder, rows, **changes), folder)
     log = read_log(site, name="shop", cut_ds=CUT_DS, num_days=3, progress=silent)
     result = our_lists(
         site,
@@ -119,8 +146,7 @@ def test_lists_are_those_of_the_vectors_that_serving_stores(
         vectors, _ = embed(model, sequences, np.arange(len(sequences.user_ids)), pins, num_threads=1)
         served |= dict(zip(sequences.user_ids.to_pylist(), vectors, strict=True))
     features = read_pin_features(site, CUT_DS, ["pin_id", "feature"]).sort_by("pin_id").to_pylist()
-    import torch
-
+    features = [pin for pin in features if pin["feature"] is not None]
     with torch.no_grad():
         pin_ND = model.embed_pins(torch.tensor([pin["feature"] for pin in features])).numpy()
     row_N = np.array([log.pin_ids.to_pylist().index(pin["pin_id"]) for pin in features])
@@ -146,7 +172,8 @@ def test_what_has_no_vector_is_counted(made: tuple[Site, BenchmarkLog, OurResult
     assert np.flatnonzero(~has_vector).tolist() == [rare]
     assert vectors.shape == (NUM_PINS + 1, 4)
     data = open_training_set(latest_training_set(site))
-    assert vectors[has_vector].tobytes() == data.pin_feature.tobytes()
+    assert vectors[has_vector].tobytes() == data.pin_feature[data.has_feature].tobytes()
+    assert result.num_unranked_pins == 1
     nobody = replace(log, positive_user_P=log.positive_user_P[:0], positive_pin_P=log.positive_pin_P[:0])
     assert positives_without_vector(nobody, has_vector) == 1.0
     assert actions_without_vector(log, has_vector) == result.share_of_actions_without_vector
@@ -154,19 +181,127 @@ def test_what_has_no_vector_is_counted(made: tuple[Site, BenchmarkLog, OurResult
     assert (result.settings["preset"], result.settings["num_layers"], result.settings["num_steps"]) == ("tiny", 1, 20)
 
 
-def test_a_user_without_a_usable_action_has_an_empty_list(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_vectors", [True, False])
+def test_a_user_without_an_action_gets_the_popular_list(tmp_path: Path, has_vectors: bool) -> None:
     lonely = next(user for user in HELD_OUT if user > 2)
     rows = [row for row in shop_actions() if row[0] != lonely]
-    rows += [(lonely, "rare", DAYS[3], 0), (lonely, "p01", DAYS[10], 0)]
-    _, log, result = run_ours(tmp_path, rows)
+    rows += [(lonely, "p01", DAYS[10], 0)]
+    _, log, result = run_ours(tmp_path, rows, **({} if has_vectors else without_vectors(tmp_path)))
     number = log.test_user_ids.to_pylist().index(lonely)
-    assert list_of(result.lists, number)[0] == []
-    assert (np.diff(result.lists.offsets_U) > 0).sum() == len(log.test_user_ids) - 1
-    assert result.note == "20 steps, 1 test users without an embedding have an empty list"
+    user_days = Counter(
+        pin for _, pin, _ in {row[:3] for row in rows if row[0] not in HELD_OUT and DAYS[1] < row[2] <= CUT_DS}
+    )
+    popular = sorted(user_days.items(), key=lambda each: (-each[1], each[0]))
+    assert len(popular) == NUM_PINS < LIST_LENGTH
+    for lists in (result.lists, result.vector_lists):
+        listed, score = list_of(lists, number)
+        assert [log.pin_ids[pin].as_py() for pin in listed] == [pin for pin, _ in popular]
+        assert score.tolist() == [num for _, num in popular]
+        assert (np.diff(lists.offsets_U) > 0).all()
+    assert result.note.endswith(", 1 test users without an embedding get the popular list")
 
 
-def test_no_action_of_a_test_user_reaches_the_model(tmp_path: Path) -> None:
-    """Vectors, vocabularies and weights are the same, bit for bit, whatever test users do before or after the cut."""
+def test_a_popular_list_ends_where_pins_have_no_use() -> None:
+    train = [(0, 3, -1, True), (0, 3, -1, True), (0, 3, -7, True), (1, 2, -2, True), (1, 1, -3, True)]
+    train += [(1, 0, -8, True), (0, 0, -1, False)]  # before the week, and not positive
+    log = make_log(num_pins=5, train=train, past=[], positives=[(0, 4)], num_unaskable=[0])
+    pin, user_days = popular_list(log)
+    assert (pin.tolist(), user_days.tolist()) == ([3, 1, 2], [2, 1, 1])
+
+
+# Memory
+
+
+def test_increments_are_added_to_the_cosine() -> None:
+    """Two users with vectors and one without; the pins of the index are rows 5, 6, 7, 8 of the log."""
+    index_ND = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-1.0, 0.0]])
+    vector_VD = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    increments = Pairs(torch.tensor([0, 0, 1]), torch.tensor([3, 0, 1]), torch.tensor([1.5, -2.0, 0.6]))
+    arguments = (vector_VD, index_ND, np.array([5, 6, 7, 8]), np.array([True, False, True]), np.array([4, 2, 3]))
+    popular = np.array([7, 5, 6]), np.array([9, 4, 1])
+    lists = rank_vectors(*arguments, popular=popular, increments=increments)
+    assert lists.offsets_U.tolist() == [0, 4, 6, 9]
+    expected = [
+        ([6, 8, 7, 5], [0.8, -1 + 1.5, 0.0, 1 - 2.0]),  # never again: last
+        ([7, 5], [9, 4]),
+        ([6, 7, 5], [0.6 + 0.6, 1.0, 0.0]),
+    ]
+    alone = rank_vectors(*arguments, popular=popular)
+    by_vector = [([5, 6, 7, 8], [1.0, 0.8, 0.0, -1.0]), ([7, 5], [9, 4]), ([7, 6, 5], [1.0, 0.6, 0.0])]
+    for found, wanted in ((lists, expected), (alone, by_vector)):
+        for user, (pins, scores) in enumerate(wanted):
+            listed, score = list_of(found, user)
+            assert listed == pins
+            np.testing.assert_allclose(score, scores, atol=1e-6)
+
+
+def test_increments_stay_with_their_user_when_lists_are_searched_by_length() -> None:
+    rng = np.random.default_rng(0)
+    vector_VD, index_ND = (torch.nn.functional.normalize(torch.randn(num, 8), dim=1) for num in (1500, 60))
+    query = np.repeat(np.arange(1500), 3)
+    row = np.concatenate([rng.choice(60, 3, replace=False) for _ in range(1500)])
+    value = rng.choice([-2.0, 0.5, 1.5], len(row)).astype(np.float32)
+    increments = Pairs(*(torch.from_numpy(each) for each in (query, row, value)))
+    wanted_U = rng.integers(1, 60, 1500)
+    popular = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    lists = rank_vectors(
+        vector_VD, index_ND, np.arange(60), np.ones(1500, bool), wanted_U, popular=popular, increments=increments
+    )
+    score_VN = (vector_VD @ index_ND.T).numpy()
+    score_VN[query, row] += value
+    for user in range(0, 1500, 7):
+        listed, score = list_of(lists, user)
+        assert listed == np.argsort(-score_VN[user])[: wanted_U[user]].tolist()
+        np.testing.assert_allclose(score, score_VN[user, listed], atol=1e-6)
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_model_of_parts_is_ranked_with_its_memory(tmp_path: Path, memory: bool) -> None:
+    """As served and the vector alone differ by the increments, and by nothing else; every pin is ranked."""
+    changes = without_vectors(tmp_path)
+    changes["training"]["changes"] |= {"parts": {"memory": memory}}
+    site, log, result = run_ours(tmp_path, [*shop_actions(), *RARE], **changes)
+    assert (result.num_unranked_pins, result.share_of_actions_without_vector) == (0, 0.0)
+    assert result.settings["memory"] is memory
+    assert result.has_memory
+    assert result.settings["num_steps"] == 20
+    assert re.fullmatch(r"20 steps, step (5|10|15|20) is the best for the validation users", result.note)
+    data = open_training_set(latest_training_set(site))
+    users = pc.index_in(log.test_user_ids, value_set=data.held_out.user_ids()).to_numpy()
+    question = Question(
+        data=data,
+        user_ids=log.test_user_ids,
+        timelines=data.held_out,
+        positive_A=np.zeros(0, np.int64),
+        index_pin=np.arange(data.num_pins),
+        num_days=3,
+        counts={},
+    )
+    (path,) = (tmp_path / "model").glob("*/model")
+    embedders = [open_model_embedder(question, path, name="x", has_memory=has_memory) for has_memory in (True, False)]
+    queries = [each.embed(users, data.held_out.offsets[users + 1]) for each in embedders]
+    assert queries[1].increments is None
+    increments = queries[0].increments
+    assert increments is not None
+    assert len(increments.pin_I) > 0
+    assert (increments.value_I == -2).all() if not memory else (increments.value_I >= 0).all()
+    with torch.no_grad():
+        pin_ND = embedders[0].pins(np.arange(data.num_pins))
+    ids = read_arrow(data.path / "pins" / "pin_id.arrow")["pin_id"].to_pylist()
+    assert ids == log.pin_ids.to_pylist()
+    alone_UN = (queries[0].vector_VD @ pin_ND.T).numpy()
+    served_UN = alone_UN.copy()
+    served_UN[increments.query_I, increments.pin_I] += increments.value_I
+    for lists, score_UN in ((result.lists, served_UN), (result.vector_lists, alone_UN)):
+        for user in range(len(log.test_user_ids)):
+            listed, score = list_of(lists, user)
+            np.testing.assert_allclose(score, np.sort(score_UN[user])[::-1][: len(listed)], atol=1e-5)
+            np.testing.assert_allclose(score, score_UN[user, listed], atol=1e-5)
+
+
+@pytest.mark.parametrize("has_vectors", [True, False])
+def test_no_action_of_a_test_user_reaches_the_model(tmp_path: Path, has_vectors: bool) -> None:
+    """Vocabularies, factors and weights are the same, bit for bit, whatever test users do before or after the cut."""
     rows = shop_actions()
     planted = [(user, f"p{pin:02d}", ds, 60 * pin) for user in HELD_OUT for pin in range(20) for ds in DAYS]
     trained = next(user for user in range(NUM_USERS) if user not in HELD_OUT)
@@ -174,9 +309,12 @@ def test_no_action_of_a_test_user_reaches_the_model(tmp_path: Path) -> None:
     found = [(trained, f"p{pin:02d}", DAYS[4], 60 * pin) for pin in range(20)]
     weights = {}
     for name, added in {"plain": [], "planted": [*planted, *later], "found": found}.items():
-        run_ours(tmp_path / name, [*rows, *added])
+        changes = {} if has_vectors else without_vectors(tmp_path / name)
+        run_ours(tmp_path / name, [*rows, *added], **changes)
         (path,) = (tmp_path / name / "model").glob("*/model/model.safetensors")
-        weights[name] = path.read_bytes()
+        tables = sorted((path.parent / "pin_table").glob("*.npy"))
+        assert len(tables) > 0 or has_vectors
+        weights[name] = path.read_bytes() + b"".join(table.read_bytes() for table in tables)
     assert weights["planted"] == weights["plain"]
     assert weights["found"] != weights["plain"]  # the same actions of a training user do reach it
 
@@ -219,6 +357,69 @@ def test_fewer_steps_with_a_shorter_warm_up() -> None:
     assert MIN_STEPS < steps < 1000
     assert (config.optimizer.num_steps, config.batch_users) == (steps, 128)
     assert config.optimizer.warmup_steps == round(100 * steps / 1000)
+
+
+def test_a_model_of_parts_is_evaluated_as_often_with_fewer_steps() -> None:
+    clock = Clock(fixed_s=0.2, user_s=0.01)
+    config = fit_to_budget(auto(), clock, budget_s=600, num_test_users=30)
+    assert clock.measured == [MEASURED_USERS * 4, 256]  # four days in a step
+    steps = int((SAFETY * 600 - 30 * 0.01 / 3) / (0.2 + 0.01 * 256))
+    assert MIN_STEPS < steps < 300
+    assert (config.optimizer.num_steps, config.batch_users, config.evaluate_every) == (steps, 256, 25)
+    assert config.parts == auto().parts
+    assert with_steps(auto(), 10).evaluate_every == 10
+
+
+def test_what_a_measurement_prepares_is_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted: list[int] = []
+
+    def fit(timelines: Any, day: int, **options: Any) -> Factors:
+        fitted.append(day)
+        return fit_factors(timelines, day, **options)
+
+    monkeypatch.setattr(prepared, "fit_factors", fit)
+    run_ours(tmp_path, shop_actions(), **without_vectors(tmp_path))
+    assert len(fitted) == len(set(fitted)) > 1
+    assert not (tmp_path / "model" / "measured").exists()
+    (run_dir,) = (tmp_path / "model").iterdir()
+    assert (run_dir / "prepared" / "prepared.json").is_file()
+
+
+def test_the_time_of_a_step_has_its_share_of_an_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 104.0])
+
+    def fake_train(config: TrainConfig, *, observer: Any, run_dir: Path, **options: Any) -> None:
+        (run_dir / "prepared").mkdir(parents=True, exist_ok=True)
+        (run_dir / "model").mkdir()
+        (run_dir / "history.jsonl").touch()
+        for step in range(1, 1 + MEASURED_STEPS + 1):
+            observer.measure(step, {"loss": 1.0})
+        observer.measure(1 + MEASURED_STEPS, {"recall_at_10": 0.5})
+
+    monkeypatch.setattr(budget, "train", fake_train)
+    monkeypatch.setattr("pf_core.benchmark.budget.time.perf_counter", lambda: next(now))
+    data = SimpleNamespace(path=tmp_path)
+    seconds = seconds_per_step(auto(), data, tmp_path / "measured", 0)  # type: ignore[arg-type]
+    assert seconds == pytest.approx(10 + 24 / 25)
+    assert [path.name for path in (tmp_path / "measured").iterdir()] == ["prepared"]
+    take_prepared(tmp_path / "measured", tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["prepared"]
+    assert not (tmp_path / "measured").exists()
+
+
+def test_what_a_training_takes_beyond_its_steps_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    clock = Clock(fixed_s=0.2, user_s=0.01)
+
+    def measure(config: TrainConfig) -> float:
+        seconds = clock(config)
+        now[0] += 5 + (1 + MEASURED_STEPS) * seconds + (60 if len(clock.measured) == 1 else 0)  # the first one prepares
+        return seconds
+
+    monkeypatch.setattr("pf_core.benchmark.budget.time.monotonic", lambda: now[0])
+    config = fit_to_budget(auto(), measure, budget_s=600, num_test_users=0)
+    used_s = 2 * 5 + 60 + (1 + MEASURED_STEPS) * ((0.2 + 0.01 * 16) + (0.2 + 0.01 * 256))
+    assert config.optimizer.num_steps == int((SAFETY * (600 - used_s) - 5) / (0.2 + 0.01 * 256))
 
 
 def test_a_limit_of_steps_shortens_the_warm_up_and_depends_on_no_clock() -> None:
@@ -312,17 +513,10 @@ def test_the_cut_is_a_quarter_of_a_short_log(tmp_path: Path) -> None:
         cut_of_log(write_shop(tmp_path), DAYS[:1])
 
 
-def test_vectors_are_never_learned_from_days_after_the_cut(tmp_path: Path) -> None:
-    site = write_shop(tmp_path)
-    late = site.source.pins.vectors.model_copy(update={"until": DAYS[11]})
-    source = site.source.model_copy(update={"pins": site.source.pins.model_copy(update={"vectors": late})})
-    site = benchmark_site(site.model_copy(update={"source": source}), tmp_path / "cache")
+def test_pins_and_training_set_of_the_cut_are_built_once(tmp_path: Path) -> None:
+    site = benchmark_site(write_shop(tmp_path), tmp_path / "cache")
     ingest_log(site, engine=engine_in(tmp_path), progress=silent)
-    site, note = build_pins(site, CUT_DS, engine=engine_in(tmp_path), progress=silent)
-    assert note == (
-        f"Pin vectors are learned from the actions before {DAYS[9]}; the site file's `until`, {DAYS[11]}, is after the "
-        "cut."
-    )
+    build_pins(site, CUT_DS, engine=engine_in(tmp_path), progress=silent)
     assert pin_state(site).days() == [CUT_DS]
     first = prepare_training_set(site, CUT_DS, engine=engine_in(tmp_path), progress=silent)
     assert prepare_training_set(site, CUT_DS, engine=engine_in(tmp_path), progress=silent) == first

@@ -214,7 +214,7 @@ def test_pins_of_an_undated_catalogue_are_in_the_index_with_or_without_a_vector(
     site = make_site(small_site, ROWS)
     pq.write_table(pa.table({"pin": ["a", "new", "never"]}), site.log_root / "pins.parquet")
     pins = {"catalogue": {"path": "pins.parquet"}, "pin_id": {"column": "pin", "type": "string"}}
-    described = PinsSource.model_validate(pins | {"vectors": {"until": CUT}})
+    described = PinsSource.model_validate(pins)
     source = site.source.model_copy(update={"pins": described})
     log = read(site.model_copy(update={"source": source}))
     assert log.pin_ids.to_pylist() == ["a", "b", "c", "d", "never", "new"]

@@ -10,16 +10,17 @@ import pytest
 from pf_core.benchmark import run
 from pf_core.benchmark.baselines import BASELINES
 from pf_core.benchmark.looks import read_looks
+from pf_core.benchmark.ours import our_lists
 from pf_core.benchmark.page import publish_section
 from pf_core.benchmark.peers.tuning import PEERS, Level
-from pf_core.benchmark.run import MEANS, OURS, PAPER, PAPER_S, BenchmarkResult, Origin, run_benchmark
+from pf_core.benchmark.run import MEANS, OURS, PAPER, PAPER_S, VECTOR, BenchmarkResult, Origin, run_benchmark
 from pf_core.config.site import Site
 from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
 from pf_core.model.device import single_threaded
 from pf_core.storage.files import read_json
 from tests.support.peers import TUNED_ON, replace_peers
-from tests.support.shop import CUT_DS, DAYS, NUM_USERS, Row, shop_actions, shop_file, write_shop
+from tests.support.shop import CUT_DS, DAYS, NUM_USERS, Row, shop_actions, shop_file, without_vectors, write_shop
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +69,7 @@ def test_one_row_for_each_contender(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     result = bench(write_shop(tmp_path), tmp_path, messages=messages)
     rows = rows_of(result)
     peers = [peer.label for peer in PEERS.values() if "quick" in peer.levels]
-    assert list(rows) == [OURS, PAPER, *BASELINES, *MEANS, *peers]
+    assert list(rows) == [OURS, VECTOR, PAPER, *BASELINES, *MEANS, *peers]
     assert rows[PAPER]["failure"] == "MemoryError: too large"
     assert rows["EASE"]["failure"] == "ran out of its budget of 40 s (final)"
     assert rows["item-kNN"]["failure"] == "ValueError: item_knn broke"
@@ -79,6 +80,9 @@ def test_one_row_for_each_contender(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     }
     assert "summary" in rows[OURS]
     assert rows[OURS]["positives_without_vector"] == 0.0
+    assert rows[VECTOR]["summary"] == rows[OURS]["summary"]  # towers have no memory
+    assert rows[VECTOR]["note"] == "the model has no memory: as served"
+    assert "PinnerFormer, site's configuration has a vector for every pin of the index." in result.markdown
     assert rows["popularity, ever"]["minus_ours"]["all"][0] == pytest.approx(
         rows["popularity, ever"]["summary"]["recall_at_10"] - rows[OURS]["summary"]["recall_at_10"]
     )
@@ -92,7 +96,7 @@ def test_one_row_for_each_contender(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [look] = read_looks(tmp_path / "looks.csv")
     assert (look["log"], look["seed"], look["commit"], look["budget"]) == ("shop", "0", "abc", "quick")
     assert PAPER not in look["contenders"]
-    assert OURS in look["contenders"]
+    assert look["contenders"].startswith(f"{OURS}; {VECTOR}; ")
 
 
 def test_peers_choose_their_settings_without_the_test_users(tmp_path: Path) -> None:
@@ -104,14 +108,43 @@ def test_peers_choose_their_settings_without_the_test_users(tmp_path: Path) -> N
     assert len(read_looks(tmp_path / "looks.csv")) == len(first) + 1
 
 
-def test_without_vectors_the_others_go_on(tmp_path: Path) -> None:
-    pins = {"vectors": {"until": DAYS[8], "dim": 4, "min_count": 1000}}
+def test_pin_features_that_cannot_be_built_leave_the_others(tmp_path: Path) -> None:
+    pins = {"vectors": {"npy": "none.npy", "ids": "vector_ids.npy"}}
     source = shop_file(tmp_path)["source"] | {"pins": pins}
     rows = rows_of(bench(write_shop(tmp_path, source=source), tmp_path))
-    for name in (OURS, *MEANS):
-        assert "only 0 have 1000 users" in rows[name]["failure"]
+    for name in (OURS, VECTOR, *MEANS):
+        assert "none.npy" in rows[name]["failure"]
     assert "minus_ours" not in rows["own frequency"]
     assert rows["own frequency"]["summary"]["recall_at_10"] > 0
+
+
+def test_a_log_without_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PAPER_S, "quick", 40)
+    monkeypatch.setattr(run, "our_lists", our_lists)
+    result = bench(write_shop(tmp_path, **without_vectors(tmp_path)), tmp_path)
+    rows = rows_of(result)
+    assert "| PinnerFormer, preset paper | no result: preset paper reads content vectors, and the log has none |" in (
+        result.markdown
+    )
+    for name in MEANS:
+        assert rows[name]["failure"] == "the site has no content vectors"
+    assert "PinnerFormer, site's configuration has a vector for every pin of the index." in result.markdown
+    assert rows[OURS]["num_unranked_pins"] == 0
+    assert rows[OURS]["settings"]["memory"] is True
+    assert rows[VECTOR]["note"] == "the same model without its memory"
+    served, alone, ials = (rows[name]["summary"] for name in (OURS, VECTOR, "iALS (implicit)"))
+    assert served["recall_at_10"] != alone["recall_at_10"]
+    assert result.table["single_vector"] == [*MEANS, "iALS (implicit)"]
+    [verdict] = [line for line in result.markdown.splitlines() if line.startswith("- **Vector alone**")]
+    ratio = alone["recall_at_10"] / ials["recall_at_10"]
+    assert f"All positives, recall@10 {alone['recall_at_10']:.4f}, {ratio:.2f} × iALS (implicit) (" in verdict
+
+
+def test_towers_on_a_log_without_vectors_are_a_row_that_says_so(tmp_path: Path) -> None:
+    changes = without_vectors(tmp_path, preset="tiny", changes={})
+    rows = rows_of(bench(write_shop(tmp_path, **changes), tmp_path))
+    for name in (OURS, VECTOR):
+        assert rows[name]["failure"] == "preset tiny reads content vectors, and the log has none"
 
 
 def test_a_log_without_repeats(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pf_core.config.source import PinsSource
 from pf_core.config.training import ModelConfig
 from pf_core.days import shift_ds
 from pf_core.embeddings.inference import (
@@ -33,9 +34,10 @@ from pf_core.model.device import choose_device
 from pf_core.model.sequences import Sequences
 from pf_core.model.towers import PinnerFormer
 from pf_core.pins.features import build_pin_features, pin_state
+from pf_core.pins.lookup import find_pins
 from pf_core.pins.packed import PACKS_KEPT, PackedPins, open_pins, pack_pins, write_pins
 from pf_core.schemas import user_timelines_schema
-from tests.support.sites import START, SmallSite
+from tests.support.sites import START, Row, SmallSite
 
 FEATURE_DIM = 12
 NUM_PINS = 50
@@ -84,6 +86,7 @@ def pins(tmp_path: Path) -> PackedPins:
 def make_pins(folder: Path, features: dict[str, np.ndarray]) -> PackedPins:
     folder.mkdir()
     np.save(folder / "feature.npy", np.stack(list(features.values())))
+    np.save(folder / "has_feature.npy", np.ones(len(features), bool))
     np.save(folder / "feature_hash.npy", np.array([hash(vector.tobytes()) for vector in features.values()]))
     table = pa.table({"pin_id": list(features)})
     with pa.ipc.new_file(folder / "pin_id.arrow", table.schema) as writer:
@@ -358,10 +361,13 @@ def write_catalogue(site: SmallSite, ds: str, pins: dict[str, np.ndarray]) -> No
     pq.write_table(pa.table({"pin": pa.array(list(pins), pa.string()), "vector": vectors}), path)
 
 
-def build_catalogue(site: SmallSite, num_days: int) -> list[dict[str, Any]]:
+def build_catalogue(site: SmallSite, num_days: int, log: Sequence[Row] = ()) -> list[dict[str, Any]]:
+    """Ten pins a day; `log` has the actions of every day."""
     days = [shift_ds(START, day) for day in range(num_days)]
     for number, ds in enumerate(days):
         write_catalogue(site, ds, {f"p{10 * number + pin:03d}": feature_of(pin) for pin in range(10)})
+        site.write_log(ds, log)
+    site.ingest(days)
     return list(build_pin_features(site.site, days, engine=site.engine, progress=lambda _: None))
 
 
@@ -380,6 +386,29 @@ def test_pins_are_packed_once_for_each_version(small_site: Callable[..., SmallSi
     assert len(set(pins.feature_hash.tolist())) == 10
     again = open_pins(pack_pins(site.site, second, said.append))
     assert np.array_equal(again.feature_hash[10:], pins.feature_hash)  # p010 … have the vectors of p000 …
+
+
+def test_pins_without_a_feature_are_packed_as_zeros(small_site: Callable[..., SmallSite]) -> None:
+    site = small_site()
+    [manifest] = build_catalogue(site, 1, [(1, "p0035", 1, "look"), (1, "p000", 2, "look")])
+    pins = open_pins(pack_pins(site.site, manifest, lambda _: None))
+    assert find_pins(pins.ids, pa.array(["p0035", "p003", "p004"])).tolist() == [4, 3, 5]
+    assert pins.has_feature.tolist() == [True] * 4 + [False] + [True] * 6
+    assert not pins.feature[4].any()
+    assert np.array_equal(pins.feature[5], feature_of(4))
+    assert len(set(pins.feature_hash.tolist())) == 11
+
+
+def test_pins_of_a_site_without_vectors_are_packed(small_site: Callable[..., SmallSite]) -> None:
+    site = small_site()
+    source = site.site.source.model_copy(update={"pins": PinsSource(pin_id=site.site.source.actions.pin_id)})
+    site.site = site.site.model_copy(update={"source": source})
+    [manifest] = build_catalogue(site, 1, [(1, "b", 1, "look"), (1, "a", 2, "look")])
+    pins = open_pins(pack_pins(site.site, manifest, lambda _: None))
+    assert pins.feature.shape == (2, 0)
+    assert not pins.has_feature.any()
+    assert len(pins.feature_hash) == 2
+    assert find_pins(pins.ids, pa.array(["b"])).tolist() == [1]
 
 
 def test_the_packs_that_were_used_last_are_kept(small_site: Callable[..., SmallSite]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import torch
 
@@ -26,7 +27,7 @@ from pf_core.errors import PipelineError
 from pf_core.hashing import bucket_of
 from pf_core.model.checkpoint import load_model, save_model
 from pf_core.model.towers import PinnerFormer
-from pf_core.pins.features import PinManifest, pin_state
+from pf_core.pins.features import LAYOUT, PinManifest, pin_state
 from pf_core.schemas import pin_embeddings_schema, pin_features_schema, user_embeddings_schema
 from tests.support import sites
 from tests.support.records import empty_lists
@@ -70,6 +71,7 @@ def pins_of(ids: Sequence[Any], *, seed: int = 0, candidates: Sequence[bool] | N
             pa.FixedSizeListArray.from_arrays(values, FEATURE_DIM),
             pa.array([f"interest of {pin_id}" for pin_id in ids]),
             pa.array([True] * len(ids) if candidates is None else candidates),
+            pa.array([True] * len(ids)),
         ],
         schema=pin_features_schema("int" if isinstance(ids[0], int) else "string", FEATURE_DIM),
     )
@@ -83,7 +85,8 @@ def publish_features(site: Site, ds: str, pins: pa.Table) -> PinManifest:
     state = pin_state(site)
     dataset = create_bucket(state.bucket_path(0), pins)
     counts = {"pins": pins.num_rows, "candidates": sum(pins["is_candidate"].to_pylist())}
-    return state.publish(ds, [dataset.version], {"dim": FEATURE_DIM, "counts": counts, "inputs": None})
+    content = {"layout": LAYOUT, "dim": FEATURE_DIM, "counts": counts, "inputs": None}
+    return state.publish(ds, [dataset.version], content)
 
 
 def embed(site: Site, days: Sequence[str], served: ServedModel, said: list[str] | None = None) -> list[Manifest]:
@@ -122,6 +125,28 @@ def test_candidates_are_embedded_by_pin_id(tmp_path: Path, ids: list[Any]) -> No
     assert manifest["embedding_dim"] == EMBEDDING_DIM
     norm = manifest["norm"]
     assert 1 - 1e-3 < norm["min"] <= norm["mean"] <= norm["max"] < 1 + 1e-3
+
+
+def without_vectors(pins: pa.Table, *rows: int) -> pa.Table:
+    """Return the pins without the vectors of these rows."""
+    has_feature = pa.array([row not in rows for row in range(len(pins))])
+    feature = pc.if_else(has_feature, pins["feature"].combine_chunks(), None)
+    return pins.set_column(1, "feature", feature).set_column(4, "has_feature", has_feature)
+
+
+def test_candidates_without_a_vector_are_left_out(tmp_path: Path) -> None:
+    site, served = make_site(tmp_path), make_model(tmp_path)
+    pins = pins_of(["a", "b", "c", "d"], candidates=[True, True, False, True])
+    publish_features(site, DAYS[0], pins)
+    publish_features(site, DAYS[1], without_vectors(pins, 1, 2))
+    [_, manifest] = embed(site, DAYS[:2], served)
+    assert rows_of(site, DAYS[1])["pin_id"].to_pylist() == ["a", "d"]
+    assert manifest["counts"] == {"pins": 2}
+    everything = vectors_of(site, DAYS[0])
+    assert vectors_of(site, DAYS[1]) == {pin_id: everything[pin_id] for pin_id in ("a", "d")}
+    publish_features(site, DAYS[1], without_vectors(pins, 0, 1, 3))
+    with pytest.raises(PipelineError, match=r"none of the 3 candidates of pin_features .* has a content vector"):
+        embed(site, [DAYS[1]], served)
 
 
 def test_a_pins_vector_depends_on_its_feature_alone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from pf_core.config.site import Site
 from pf_core.days import ds_range, ds_start_us, shift_ds
+from pf_core.embeddings.checks import judge_embeddings
 from pf_core.embeddings.snapshot import merge_days, read_snapshot
 from pf_core.embeddings.snapshot_bucket import MAX_DEAD_SHARE
 from pf_core.embeddings.tables import UserEmbeddingManifest, embedding_state, snapshot_state
@@ -319,6 +321,12 @@ def test_faulty_lists_are_refused(small_site: MakeSite, fault: str) -> None:
     site, (name, values, message) = small_site(timelines={"num_buckets": 1}), LIST_FAULTS[fault]
     field = user_embeddings_schema("int", "string", DIM).field(name)
     write_delta(site.site, DAYS[0], {1: 0.1, 2: 1.2}, mode="everyone", columns={name: pa.array(values, field.type)})
+    result = judge_embeddings(site.site, DAYS[0])
+    assert not result.passed
+    assert result.reason.startswith("bucket 0: ")
+    assert re.search(message, result.reason)
+    if fault == "a pin seen twice":
+        return  # only the check of the day's embeddings looks for it
     with pytest.raises(PipelineError, match=f"{message}; nothing was published"):
         merge(site, DAYS[:1])
     assert snapshot_state(site.site).days() == []

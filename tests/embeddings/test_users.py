@@ -36,6 +36,7 @@ from pf_core.pins.lookup import find_pins
 from pf_core.schemas import INPUT_HASH, user_embeddings_schema
 from pf_core.timelines.build import read_bucket
 from tests.support.sites import START, Row, SmallSite
+from tests.support.unknown_pins import make_unknown
 
 REPOSITORY = Path(__file__).parents[2]
 DAYS = ds_range(START, shift_ds(START, 3))
@@ -61,11 +62,13 @@ class DailySite:
         self.state = embedding_state(self.site)
 
     def add_day(self, ds: str, rows: Sequence[Row], pins: Sequence[str] = ()) -> None:
-        """Log, catalogue, raw_actions, pin_features, user_timelines."""
+        """Log, catalogue, raw_actions, pin_features (which does not have the pin "unknown"), user_timelines."""
         self.small.write_log(ds, rows)
         self.write_pins(ds, [*PINS, *pins] if ds == START else pins)
         self.small.ingest([ds])
         self.build_pins([ds])
+        if any(row[1] == "unknown" for row in rows):
+            make_unknown(self.site, ds, "unknown")
         self.small.build([ds])
 
     def write_pins(self, ds: str, pins: Sequence[str], *, seed: int = 0) -> None:

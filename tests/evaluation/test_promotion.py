@@ -24,10 +24,14 @@ from pf_core.evaluation.promotion import (
     evaluate_models,
     overrule,
 )
+from pf_core.evaluation.protocol import score_model
 from pf_core.evaluation.scores import Scores, UserScores, read_scores, recall_by_day
 from pf_core.evaluation.summary import summarize
 from pf_core.evaluation.verdict import judge_baselines
 from pf_core.metrics.bootstrap import bootstrap_interval
+from pf_core.model.device import single_threaded
+from pf_core.training.plan import resolve_config
+from pf_core.training.trainer import train
 from pf_core.training.training_set import TrainingSet, latest_training_set, open_training_set
 from tests.support.judging import CUT, LAST, NUM_PINS, make_judged_site, write_model
 
@@ -318,3 +322,53 @@ def test_once_decides_and_must_be_asked() -> None:
     with pytest.raises(ValueError, match="frequencies must contain once"):
         PromotionConfig(frequencies=("daily",))
     assert math.isclose(PromotionConfig().recall_tolerance, 0.02)
+
+
+# A model of parts
+
+
+@pytest.fixture(scope="module")
+def parts_model(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path, run_dir = latest_training_set(site), tmp_path_factory.mktemp("parts") / "run"
+    config, _ = resolve_config(path, "auto", {"optimizer": {"num_steps": 3}, "parts": {"memory": True}})
+    with single_threaded():
+        train(config, training_set=path, run_dir=run_dir, num_workers=0, observer=Silent())
+    return run_dir / "model"
+
+
+class Silent:
+    def say(self, message: str) -> None:
+        pass
+
+    def measure(self, step: int, values: dict[str, float]) -> None:
+        pass
+
+
+def test_the_vector_of_a_candidate_of_parts_is_scored_alone_and_decides_nothing(
+    site: Site, data: TrainingSet, parts_model: Path, tmp_path: Path
+) -> None:
+    parts = NamedModel(name="parts", path=parts_model)
+    towers = NamedModel(name="towers", path=write_model(tmp_path / "towers"))
+    lines: list[str] = []
+    file = tmp_path / "scores.parquet"
+    manifest = evaluate_and_decide(site, data, parts, towers, scores_path=file, progress=lines.append)
+    assert list(manifest["summaries"]) == ["parts", "parts vector alone", "towers", *BASELINE_EMBEDDERS]
+    served, alone = (manifest["summaries"][name] for name in ("parts", "parts vector alone"))
+    assert served == summarize(read_scores(file))
+    assert list(served) == ["once", "daily", "realtime"]
+    assert list(alone) == ["once"]
+    assert served["once"]["recall_at_10"] != alone["once"]["recall_at_10"]
+    question = evaluate_models(site, data, {}, progress=silent).question
+    expected = score_model(question, parts_model, frequencies=("once",), has_memory=False, progress=silent)
+    assert alone == summarize(expected)
+    assert manifest["vector_against_baselines"]["all"]["candidate"] == alone["once"]["recall_at_10"]
+    assert manifest["vector_against_baselines"]["discovery"]["candidate"] == alone["once"]["discovery_at_10"]
+    assert manifest["vector_against_baselines"]["all"]["best"] == manifest["against_baselines"]["all"]["best"]
+    assert f"recall@10 {served['once']['recall_at_10']:.4f} against the champion's" in manifest["decision"]["reason"]
+    assert manifest["by_day"].keys() == {"parts", "towers"}
+    assert manifest["without_vector"]["share_of_positives"] == 0
+    assert [line for line in lines if line.startswith("parts vector alone: recall@10 ")]
+    other = evaluate_and_decide(site, data, towers, parts, scores_path=file, progress=silent)
+    assert list(other["summaries"]) == ["towers", "parts", *BASELINE_EMBEDDERS]
+    assert "vector_against_baselines" not in other
+    assert other["summaries"]["parts"] == served

@@ -1,6 +1,5 @@
 """The question after the cut: its users and positives, what is left out, and what each frequency reads."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from pf_core.days import ds_range, shift_ds
 from pf_core.errors import PipelineError
 from pf_core.evaluation import queries as frequencies
 from pf_core.evaluation import question as evaluation
+from pf_core.evaluation.embedders import CONTENT_BASELINES
 from pf_core.evaluation.protocol import score_baseline
 from pf_core.evaluation.queries import Queries, ask
 from pf_core.evaluation.question import open_question
@@ -71,7 +71,7 @@ def test_the_question_is_what_held_out_users_liked_after_the_cut(small_site: Cal
     lines: list[str] = []
     question = open_question(site.site, data, progress=lines.append)
     assert question.user_ids.to_pylist() == [judge]
-    assert question.timelines.pin.tolist() == [0, 1, 1]  # a, then b twice; `fresh` had no feature at the cut
+    assert question.timelines.pin.tolist() == [0, 1, 1]  # a, then b twice; `fresh` was unknown at the cut
     assert question.positive_A.tolist() == [1, 2]
     assert question.index_pin.tolist() == [0, 1]
     assert question.counts == {
@@ -87,7 +87,7 @@ def test_the_question_is_what_held_out_users_liked_after_the_cut(small_site: Cal
     assert [each.tolist() for each in question.unaskable] == [[0], [moment], [-1], [0], [moment]]
     assert question.share_unaskable == 1 / 2  # b and fresh
     assert lines == [
-        "50.0% of the positives are on pins without a vector at the cut and count as misses (1 actions): 1 held-out "
+        "50.0% of the positives are on pins that are unknown at the cut and count as misses (1 actions): 1 held-out "
         f"users with 2 positives on other pins in the 1 days after {START}, index of 2 pins"
     ]
     assert question.last_ds == SECOND_DAY
@@ -95,7 +95,8 @@ def test_the_question_is_what_held_out_users_liked_after_the_cut(small_site: Cal
 
 
 def test_positives_without_a_vector_are_part_of_the_question(small_site: Callable[..., SmallSite]) -> None:
-    """The first user finds pins with and without a vector, the second only one without; the third one is idle."""
+    """The first user finds a pin with a vector, one without, and two that were unknown at the cut; the second one finds
+    one without a vector and one that was unknown; the third one is idle."""
     site = small_site()
     site.site = site.site.model_copy(update={"training": TrainingConfig(held_out_share=0.5, evaluation_days=1)})
     users = pa.array(range(100))
@@ -121,35 +122,49 @@ def test_positives_without_a_vector_are_part_of_the_question(small_site: Callabl
     ]
     first, second = (question.user_ids.to_pylist().index(user) for user in (one, two))
     found = sorted(zip(question.unaskable.user_P.tolist(), question.unaskable.pin_P.tolist(), strict=True))
-    assert [user for user, _ in found] == sorted([first] * 4 + [second] * 2)
+    assert [user for user, _ in found] == sorted([first] * 3 + [second])  # fresh twice and other; fresh
     assert {pin for user, pin in found if user == second} < {pin for user, pin in found if user == first}
-    assert {pin for _, pin in found} == {-1, -2, -3}
-    assert (question.counts["positives"], question.counts["unaskable_positives"]) == (1, 6)
+    assert {pin for _, pin in found} == {-1, -2}
+    assert (question.counts["positives"], question.counts["unaskable_positives"]) == (3, 4)
+    assert question.share_unaskable == (2 + 1) / (4 + 2)
+    assert data.has_feature.tolist() == [True, True, False]
+    assert question.index_pin.tolist() == [0, 1, 2]  # odd, too
     coverage = vector_coverage(site.site, question)
     assert coverage["share_of_positives"] == (3 + 2) / (4 + 2)  # all but b
     assert coverage["share_of_actions"] == 1 / 3  # a, a and odd
+    of_parts = vector_coverage(site.site, question, needs_content=False)  # a model of parts ranks odd, too
+    assert of_parts["share_of_positives"] == (2 + 1) / (4 + 2)
+    assert of_parts["share_of_actions"] == 0
     scores = score_baseline(question, "popularity_7d", frequencies=("once",), progress=silent).frequencies["once"]
-    assert scores.recall_at_10[[first, second]].tolist() == [1 / 4, 0]
-    assert scores.num_unaskable[[first, second]].tolist() == [3, 2]
+    assert scores.recall_at_10[[first, second]].tolist() == [2 / 4, 1 / 2]  # b and odd; odd
+    assert scores.num_unaskable[[first, second]].tolist() == [2, 1]
     assert scores.num_new[[first, second]].tolist() == [4 - 1, 2]  # the first user had seen odd before the cut
+    for name in CONTENT_BASELINES:
+        content = score_baseline(question, name, frequencies=("once",), progress=silent).frequencies["once"]
+        assert content.recall_at_10[[first, second]].tolist() == [1 / 4, 0]  # odd is neither found nor a result
+        assert sorted(content.top_10[0].tolist()) == [-1] * 8 + [0, 1]
 
 
 @pytest.mark.parametrize(
-    ("pins", "remedy"),
+    ("pins", "needs_content", "remedy"),
     [
+        ({"vectors": {"npy": "v.npy", "ids": "i.npy"}}, True, "source.pins.vectors: v.npy and i.npy have no row"),
+        ({"vectors": {"npy": "v.npy", "ids": "i.npy"}}, False, "source.pins.catalogue: a catalogue would make pins"),
         (
-            {"vectors": {"until": "2026-01-02", "min_count": 7}},
-            r"`until` \(now 2026-01-02\), a lower `min_count` \(now 7\)",
+            {"pin_id": "id", "catalogue": {"path": "p.csv"}},
+            True,
+            "source.pins.catalogue: p.csv has no row for these pins",
         ),
-        ({"vectors": {"npy": "v.npy", "ids": "i.npy"}}, "source.pins.vectors: v.npy and i.npy have no row"),
+        ({}, True, "source.pins.catalogue: a catalogue would make pins known before their first action"),
     ],
 )
-def test_the_remedy_names_the_key(site: Site, data: TrainingSet, pins: dict[str, object], remedy: str) -> None:
+def test_the_remedy_names_the_key(
+    site: Site, data: TrainingSet, pins: dict[str, object], needs_content: bool, remedy: str
+) -> None:
     question = open_question(site, data, progress=silent)
     source = site.source.model_copy(update={"pins": PinsSource.model_validate(pins)})
-    coverage = vector_coverage(site.model_copy(update={"source": source}), question)
-    assert re.search(remedy, coverage["remedy"])
-    assert "source.pins.vectors" in coverage["remedy"]
+    site = site.model_copy(update={"source": source})
+    assert vector_coverage(site, question, needs_content=needs_content)["remedy"].startswith(remedy)
 
 
 @pytest.fixture(scope="module")

@@ -192,6 +192,49 @@ def test_own_frequency(question: Question) -> None:
     assert scores.top_10[3].tolist() == [10] + [-1] * 9
 
 
+class ByNumber:
+    """Every user has the same vector; pins are in the order of their numbers: pin p has the cosine (99 - p) / 100."""
+
+    ranks = None
+
+    def __init__(self, increments: Increments | None) -> None:
+        self.increments = increments
+
+    def embed(self, user_Q: np.ndarray, end_Q: np.ndarray) -> QueryVectors:
+        return QueryVectors(np.arange(len(user_Q) + 1), torch.ones(len(user_Q), 1), self.increments)
+
+    def pins(self, pin: np.ndarray) -> Tensor:
+        return torch.from_numpy((99 - pin) / 100).float().unsqueeze(1)
+
+
+def test_memory_raises_pins_and_takes_others_out(question: Question) -> None:
+    """-2 is below the difference of any two cosines. The vector alone finds 0 of the last user, and nothing else.
+
+    With memory: 61 of the first user comes first with .38 + 1, her 0 last with .99 - 2; 50 of the second one has
+    .49 + .6, above the .99 of pin 0, and is new to her; 40 of hers, and 0 of the last user, are not shown again.
+    """
+    increments = Increments(
+        np.array([0, 0, 1, 1, 4]), np.array([0, 61, 40, 50, 0]), np.array([-2, 1, -2, 0.6, -2], np.float32)
+    )
+    served, alone = (
+        score_embedder(question, ByNumber(each), "it", frequencies=("once",), progress=silent).frequencies["once"]
+        for each in (increments, None)
+    )
+    equal(alone.recall_at_10, [0, 0, 0, 0, 1 / 2])
+    equal(alone.discovery_at_10, [0, 0, NAN, 0, 1 / 2])
+    equal(alone.recall_at_50, [1 / 5, 1 / 2, 0, 0, 1 / 2])
+    equal(served.recall_at_10, [1 / 5, 1 / 2, 0, 0, 0])
+    equal(served.discovery_at_10, [0, 1 / 1, NAN, 0, 0])
+    equal(served.recall_at_50, [2 / 5, 1 / 2, 0, 0, 0])
+    assert alone.top_10.tolist() == [list(range(10))] * 5
+    assert served.top_10.tolist() == [
+        [61, *range(1, 10)],
+        [50, *range(9)],
+        *[list(range(10))] * 2,
+        list(range(1, 11)),
+    ]
+
+
 def test_own_frequency_that_decays(question: Question) -> None:
     """Three actions 300 days ago weigh 3 exp(-300 / 120) = .25, two of yesterday 2 exp(-1 / 120) = 1.98."""
     assert 3 * math.exp(-300 / 120) < 2 * math.exp(-1 / 120)

@@ -1,4 +1,4 @@
-"""A small shop without content vectors: two crowds with pins of their own, in one CSV file."""
+"""A small shop: two crowds with pins of their own, in one CSV file, and a matrix of content vectors."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ DAYS = ds_range("2026-01-01", "2026-01-12")
 CUT_DS = "2026-01-09"
 """A quarter of the twelve days comes after it."""
 
-NUM_USERS, NUM_PINS, HELD_OUT_SHARE = 80, 40, 0.2
+NUM_USERS, NUM_PINS, HELD_OUT_SHARE, VECTOR_DIM = 80, 40, 0.2, 4
 
 Row = tuple[int, str, str, int]
 """User, pin, day, second of the day."""
@@ -32,13 +32,20 @@ def shop_actions() -> list[Row]:
 
 
 def write_shop(root: Path, rows: Sequence[Row] | None = None, **changes: Any) -> Site:
-    """Write the log, and return the site that describes it; `changes` are keys of the site file."""
+    """Write the log, and return the site that describes it; `changes` are keys of the site file.
+
+    Every pin has a content vector, which shows its crowd, but pins whose name begins with "new" or "rare".
+    """
     root.mkdir(parents=True, exist_ok=True)
-    lines = [
-        f"{user},{pin},{ds}T{second // 3600:02d}:{second // 60 % 60:02d}:00Z\n"
-        for user, pin, ds, second in (shop_actions() if rows is None else rows)
-    ]
+    rows = shop_actions() if rows is None else rows
+    lines = [f"{user},{pin},{ds}T{second // 3600:02d}:{second // 60 % 60:02d}:00Z\n" for user, pin, ds, second in rows]
     (root / "actions.csv").write_text("user,pin,at\n" + "".join(lines))
+    pins = sorted({row[1] for row in rows if not row[1].startswith(("new", "rare"))} or {"p00"})
+    crowd = np.array([1.0 if int(pin[1:]) % 2 else -1.0 for pin in pins])
+    vectors = np.random.default_rng(4).normal(size=(len(pins), VECTOR_DIM)) * 0.3
+    vectors[:, 0] += crowd
+    np.save(root / "vectors.npy", vectors.astype(np.float32))
+    np.save(root / "vector_ids.npy", np.array(pins))
     return Site.model_validate(shop_file(root) | changes)
 
 
@@ -58,9 +65,19 @@ def shop_file(root: Path) -> dict[str, Any]:
                 "ts": {"column": "at", "unit": "iso"},
                 "action_type": {"constant": "buy"},
             },
-            "pins": {"vectors": {"until": DAYS[8], "dim": 4, "min_count": 2}},
+            "pins": {"vectors": {"npy": "vectors.npy", "ids": "vector_ids.npy"}},
         },
         "timelines": {"num_buckets": 2},
         "engine": {"num_workers": 1, "memory_mb": 64},
         "training": {"preset": "tiny", "held_out_share": HELD_OUT_SHARE, "launch": {"num_workers": 0}},
+    }
+
+
+def without_vectors(root: Path, **training: Any) -> dict[str, Any]:
+    """Return changes of the site file: no content vectors, and preset auto, with few steps."""
+    file = shop_file(root)
+    chosen = {"preset": "auto", "changes": {"optimizer": {"num_steps": 20}, "batch_users": 64, "evaluate_every": 5}}
+    return {
+        "source": {key: value for key, value in file["source"].items() if key != "pins"},
+        "training": {**file["training"], **chosen, **training},
     }

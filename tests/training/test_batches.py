@@ -388,3 +388,32 @@ def test_sequence_types_leave_the_others_out(make_set: MakeSet) -> None:
 def test_an_unknown_positive_type_is_refused_before_the_start(make_set: MakeSet) -> None:
     with pytest.raises(PipelineError, match="'save'"):
         one_rank(make_set([20]), tiny(sampling={"positive_types": ["save"]}))
+
+
+# Pins without a content vector
+
+
+def test_pins_without_a_vector_are_read_as_zeros_and_never_predicted(make_set: MakeSet) -> None:
+    """Every fourth pin has none."""
+    path = make_set([40, 30, 25])
+    feature = np.load(path / "pins" / "feature.npy")
+    has_feature = np.arange(len(feature)) % 4 != 2
+    np.save(path / "pins" / "has_feature.npy", has_feature)
+    np.save(path / "pins" / "feature.npy", np.where(has_feature[:, None], feature, 0))
+    data = open_training_set(path)
+    assert not data.all_have_feature
+    assert has_feature[data.content_candidates].all()
+    assert set(data.content_candidates.tolist()) == {pin for pin in data.candidates.tolist() if has_feature[pin]}
+    num_zeros = num_pairs = 0
+    for objective in ("dense_all_action", "all_action", "next_action", "sasrec"):
+        batches = one_rank(path, tiny(sampling={"objective": objective}, optimizer={"num_steps": 4}))
+        for step in range(4):
+            batch = batches[step]
+            assert has_feature[batch.pair_pin_P.numpy()].all()
+            assert has_feature[batch.random_pin_N.numpy()].all()
+            is_candidate = np.isin(batch.pair_pin_P.numpy(), data.content_candidates)
+            assert batch.pair_is_candidate_P.tolist() == is_candidate.tolist()
+            num_pairs += len(batch.pair_pin_P)
+            num_zeros += int((batch.sequences.feature_RSF == 0).all(-1).sum())
+    assert num_pairs > 20
+    assert num_zeros > 20

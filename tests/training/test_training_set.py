@@ -9,7 +9,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
@@ -42,6 +41,7 @@ from pf_core.training.training_set import (
 )
 from tests.support.scattered import ScatteredEngine
 from tests.support.sites import START, SmallSite
+from tests.support.unknown_pins import make_unknown
 
 MakeSite = Callable[..., SmallSite]
 DAYS = ds_range(START, shift_ds(START, 3))
@@ -100,14 +100,6 @@ def materialize(site: SmallSite, days: Sequence[str]) -> None:
     site.ingest(days)
     site.build(days)
     list(build_pin_features(site.site, days, engine=site.engine, progress=lambda _: None))
-
-
-def make_unknown(site: SmallSite, ds: str, *pins: str) -> None:
-    """Remove pins from a partition of pin_features, as if it had been built before the log had their actions."""
-    state = pin_state(site.site)
-    rows = state.open_bucket(ds, 0).to_table()
-    rows = rows.filter(pc.invert(pc.is_in(rows["pin_id"], pa.array(pins))))
-    state.publish(ds, [create_bucket(state.bucket_path(0), rows).version], state.require(ds))
 
 
 def build(site: SmallSite, cut_ds: str | None = None) -> tuple[TrainingSetManifest, TrainingSet]:
@@ -178,7 +170,7 @@ def random_world(site: SmallSite, *, num_users: int = 60) -> set[str]:
         added = [Pin(pin, (float(number), float(pin[3:])), shown=int(pin[3:]) % 3 > 0) for pin in pins[number:35:4]]
         write_day(site, ds, actions, added)
     materialize(site, DAYS)
-    make_unknown(site, DAYS[-1], pins[0])
+    make_unknown(site.site, DAYS[-1], pins[0])
     return set(pins[1:])
 
 
@@ -264,7 +256,7 @@ def test_what_is_dropped_is_counted(small_site: MakeSite) -> None:
     ]
     write_day(site, START, actions, [Pin("a", (1.0, 0.0)), Pin("b", (0.0, 1.0))])
     materialize(site, [START])
-    make_unknown(site, START, "none")
+    make_unknown(site.site, START, "none")
     manifest, data = build(site, START)
     assert manifest["counts"] == {
         "train": {"users": 1, "actions": 1, "positives": 1},
@@ -517,7 +509,7 @@ def test_without_pin_features(small_site: MakeSite) -> None:
 
 def test_without_a_user_to_train_on(small_site: MakeSite) -> None:
     site = simple(small_site, pins=[Pin("other", (1.0, 0.0))])
-    make_unknown(site, START, "a", "b")
+    make_unknown(site.site, START, "a", "b")
     refused(
         site, r"no user is left to train on as of 2026-01-01: 0 are held out, and 20 .*\(20 actions .*held_out_share"
     )

@@ -52,6 +52,8 @@ class Peer:
     settings: tuple[Settings, ...]
     """Most promising first."""
     levels: tuple[Level, ...] = ("quick", "default", "full")
+    is_single_vector: bool = False
+    """Whether its score is an inner product of a vector of the user and one of the pin."""
     tuning_overrides: Mapping[str, Any] = field(default_factory=dict)
     """Settings that make trying cheaper; the final run takes the budget's instead."""
 
@@ -175,13 +177,14 @@ PEERS: Mapping[str, Peer] = {
         settings=_ease_own(),
         tuning_overrides={"max_order": TUNING_MAX_ORDER},
     ),
-    "ials": Peer(label="iALS (implicit)", script="ials.py", family="implicit", settings=_ials()),
+    "ials": Peer(label="iALS (implicit)", script="ials.py", family="implicit", settings=_ials(), is_single_vector=True),
     "sasrec": Peer(
         label="SASRec (RecTools)",
         script="rectools_sasrec.py",
         family="rectools",
         settings=_sasrec(),
         levels=("full",),
+        is_single_vector=True,
     ),
     "flat_sasrec": Peer(
         label="FlatSASRec (RecTools)",
@@ -189,6 +192,7 @@ PEERS: Mapping[str, Peer] = {
         family="rectools",
         settings=_sasrec(),
         levels=("full",),
+        is_single_vector=True,
     ),
 }
 

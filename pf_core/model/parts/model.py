@@ -93,6 +93,10 @@ class PartsModel(nn.Module):
             start += size
         return result
 
+    def matrices(self) -> list[nn.Parameter]:
+        """Return the matrices of taste and content, which start at multiples of the identity."""
+        return [matrix for part in (self.taste, self.content) if part is not None for matrix in part.matrices]
+
     @property
     def embedding_dim(self) -> int:
         """Length of a stored vector."""

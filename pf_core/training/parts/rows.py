@@ -75,6 +75,8 @@ class DayRows(NamedTuple):
     """Place of each own pin in the pool; -1 if it is not there."""
     target_row_T: Tensor
     target_place_T: Tensor
+    target_own_T: Tensor
+    """Own pin of each target; -1 if the target is new to the user."""
     weight_T: Tensor
     """The targets of a row share a weight of 1."""
     num_rows: int
@@ -242,12 +244,13 @@ class RowSampler:
         own_place_P = np.where(pool.pin_M[own_place_P] == own.pin_P, own_place_P, -1)
         return DayRows(
             own=as_own_pins(own, place_P, num_users=len(mine_R)),
-            own_inputs=self._inputs(point, distinct_M, point.statistics_NF),
+            own_inputs=self._inputs(point, distinct_M, self.pins_at(day).statistics_NF),
             newest=self._newest(targets.start_R[mine_R], targets.end_R[mine_R], distinct_M),
             keep_P=torch.from_numpy(keep_P).float(),
             own_place_P=torch.from_numpy(own_place_P),
             target_row_T=torch.from_numpy(row_T),
             target_place_T=torch.from_numpy(np.searchsorted(pool.pin_M, pin_T)),
+            target_own_T=torch.from_numpy(self._own_of(own, row_T, pin_T)),
             weight_T=torch.from_numpy(1 / np.bincount(row_T, minlength=len(mine_R))[row_T]).float(),
             num_rows=num_rows,
             pool_inputs=pool.inputs,
@@ -255,6 +258,14 @@ class RowSampler:
             mean_rate_W=pool.mean_rate_W,
             correction_M=pool.correction_M,
         )
+
+    def _own_of(self, own: OwnPinArrays, row_T: np.ndarray, pin_T: np.ndarray) -> np.ndarray:
+        """Return the position of each target among the own pins, -1 if it is none of them."""
+        if not len(own.pin_P):
+            return np.full(len(row_T), -1)
+        key_P, key_T = (row * self.data.num_pins + pin for row, pin in ((own.row_P, own.pin_P), (row_T, pin_T)))
+        place_T = np.minimum(np.searchsorted(key_P, key_T), len(key_P) - 1)
+        return np.where(key_P[place_T] == key_T, place_T, -1)
 
     def _newest(self, start_R: np.ndarray, end_R: np.ndarray, pin_M: np.ndarray) -> NewestActions | None:
         if not self.parts.transformer_layers:

@@ -21,6 +21,7 @@ from pf_core.model.checkpoint import TrainedOn, save_model
 from pf_core.model.parts.model import PartsModel
 from pf_core.model.parts.table import PinTable
 from pf_core.progress import Progress
+from pf_core.training.optimizer import learning_rate
 from pf_core.training.parts.prepared import open_prepared, prepare
 from pf_core.training.parts.rows import MASKED, DayRows, RowSampler, Step, open_steps
 from pf_core.training.ranks import Rank
@@ -28,6 +29,9 @@ from pf_core.training.training_set import TrainingSet
 
 FAST_FACTOR = 8.0
 """Learning rate of single numbers such as the weight of the trend, as a multiple of that of the other weights."""
+
+MEMORY_FACTOR = 2.0
+"""Learning rate of memory, as a multiple of that of the other weights."""
 
 USERS_AT_ONCE = 128
 
@@ -46,6 +50,8 @@ class PartsStep(nn.Module):
     def __init__(self, model: PartsModel, *, world_size: int) -> None:
         super().__init__()
         self.model, self.world_size = model, world_size
+        self.start = [weight.detach().clone() for weight in model.matrices()]
+        """The matrices before the first step; the same in a run that is resumed."""
         self.register_buffer("best_value", torch.tensor(float("inf")))
         self.register_buffer("best_step", torch.tensor(0))
         for kind in ("average", "best"):
@@ -59,7 +65,10 @@ class PartsStep(nn.Module):
         return torch.stack(losses).sum() / len(losses)
 
     def _day_loss(self, rows: DayRows) -> Tensor:
-        """Return the loss as served; with memory, also those of the vector alone and of pins new to the user."""
+        """Return the loss as served; with memory, also those of the vector alone, and of memory among own pins.
+
+        What memory adds does not move the vector, so that the vector stays as good alone.
+        """
         users = self.model.embed_users(rows.own, rows.own_inputs, rows.newest, keep_P=rows.keep_P)
         pool_MV = self.model.embed_pins(rows.pool_inputs, rows.rates_MW, rows.mean_rate_W)
         vector_BM, parts = users.vector_BV @ pool_MV.T, self.model.config
@@ -68,13 +77,19 @@ class PartsStep(nn.Module):
             return self._weighted(log_likelihoods(new_BM, rows), rows)
         loss = self._weighted(log_likelihoods(with_memory(vector_BM.detach(), rows, users.strength_P), rows), rows)
         loss = loss + parts.vector_weight * self._weighted(log_likelihoods(vector_BM, rows), rows)
+        loss = loss + parts.own_weight * self._weighted(own_log_likelihoods(users.strength_P, rows), rows)
         if parts.discovery_weight > 0:
-            new = self._weighted(log_likelihoods(new_BM, rows) * is_new_T, rows)
-            loss = loss + parts.discovery_weight * new
+            loss = loss + parts.discovery_weight * self._weighted(log_likelihoods(new_BM, rows) * is_new_T, rows)
         return loss
 
     def _weighted(self, log_p_T: Tensor, rows: DayRows) -> Tensor:
         return -(log_p_T * rows.weight_T).sum() * self.world_size / rows.num_rows
+
+    @torch.no_grad()
+    def pull(self, share: float) -> None:
+        """Move the matrices by this share of the way to where they started."""
+        for weight, start in zip(self.model.matrices(), self.start, strict=True) if share > 0 else ():
+            weight.lerp_(start.to(weight.device), min(1.0, share))
 
     # Averaged and best weights
 
@@ -120,19 +135,29 @@ def log_likelihoods(logits_BM: Tensor, rows: DayRows) -> Tensor:
     return target_T - log_sum_B[rows.target_row_T]
 
 
+def own_log_likelihoods(strength_P: Tensor, rows: DayRows) -> Tensor:
+    """Return the log of each target's share among the own pins of its row; 0 for a target that is new to the user."""
+    row_P, num_rows = rows.own.row_P, rows.own.num_users
+    largest_B = strength_P.new_zeros(num_rows).scatter_reduce(0, row_P, strength_P.detach(), "amax", include_self=False)
+    sum_B = strength_P.new_zeros(num_rows).index_add(0, row_P, (strength_P - largest_B[row_P]).exp())
+    is_own_T = rows.target_own_T >= 0
+    row_T = rows.target_row_T[is_own_T]
+    log_p = strength_P[rows.target_own_T[is_own_T]] - largest_B[row_T] - sum_B[row_T].log()
+    return strength_P.new_zeros(len(is_own_T)).masked_scatter(is_own_T, log_p)
+
+
 def build_parts_optimizer(model: PartsModel, config: TrainConfig) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on matrices only, and a faster rate for single numbers."""
+    """Return AdamW with weight decay on matrices only, and faster rates for single numbers and for memory."""
     optimizer = config.optimizer
-    matrices = [weight for weight in model.parameters() if weight.ndim >= 2]
-    vectors = [weight for weight in model.parameters() if weight.ndim == 1]
-    scalars = [weight for weight in model.parameters() if weight.ndim == 0]
-    groups = [
-        {"params": matrices, "weight_decay": optimizer.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-        {"params": scalars, "weight_decay": 0.0, "rate_factor": FAST_FACTOR},
-    ]
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    for name, weight in model.named_parameters():
+        factor = (MEMORY_FACTOR if name.startswith("memory.") else 1.0) * (FAST_FACTOR if weight.ndim == 0 else 1.0)
+        groups.setdefault((weight.ndim >= 2, factor), []).append(weight)
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        [
+            {"params": weights, "weight_decay": optimizer.weight_decay * is_matrix, "rate_factor": factor}
+            for (is_matrix, factor), weights in groups.items()
+        ],
         lr=optimizer.learning_rate,
         betas=(optimizer.beta1, optimizer.beta2),
     )
@@ -180,6 +205,7 @@ class PartsTask:
         return sum(rows.own.num_users for rows in batch), sum(len(rows.target_row_T) for rows in batch)
 
     def after_step(self, step: int) -> None:
+        self.module.pull(self.parts.matrix_pull * learning_rate(self.config.optimizer, step))
         self.module.update_average(step, self.parts.average)
 
     def measured(self) -> dict[str, float]:
