@@ -103,6 +103,26 @@ def test_folders_import_only_the_floors_below() -> None:
     assert violations(core) == []
 
 
+@pytest.mark.parametrize(
+    ("folder", "shared"),
+    [
+        ("model/parts", {"pf_core.model.towers"}),
+        ("training/parts", {"pf_core.training.training_set", "pf_core.training.ranks"}),
+    ],
+)
+def test_the_parts_share_little_with_the_towers(folder: str, shared: set[str]) -> None:
+    """Of their own floor, they import themselves and what both families of models need."""
+    core = REPOSITORY / "pf_core"
+    own, floor = f"pf_core.{folder.replace('/', '.')}.", f"pf_core.{folder.split('/')[0]}."
+    found = {
+        module
+        for path in modules_of(core / folder)
+        for module in imports_of(path)
+        if module.startswith(floor) and not module.startswith(own) and is_module(core, module)
+    }
+    assert found == shared
+
+
 def test_a_planted_violation_is_found(tmp_path: Path) -> None:
     core = tmp_path / "pf_core"
     for name in ("serving/client.py", "training/loss.py", "storage/files.py"):

@@ -140,13 +140,15 @@ DESCRIPTION = {
     "cut_ds": "2026-01-01",
 }
 
+FAMILY = {"family": "towers", "slices": {"embedding": [0, tiny().model.embedding_dim]}}
+
 
 def test_a_model_comes_back_bit_equal(tmp_path: Path) -> None:
     model = trained(2)[0].model.eval()
     save_model(tmp_path / "model", model, DESCRIPTION)
     again, description = load_model(tmp_path / "model")
     assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.safetensors", "model.json"}
-    assert description == {**DESCRIPTION, "model": model.config.model_dump(mode="json")}
+    assert description == {**DESCRIPTION, **FAMILY, "model": model.config.model_dump(mode="json")}
     assert not again.training
     assert again.config == model.config
     actions = some_actions()

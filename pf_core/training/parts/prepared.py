@@ -15,6 +15,7 @@ from pf_core.config.parts import PartsConfig
 from pf_core.days import DAY_US
 from pf_core.model.parts.statistics import DayCounts, centered, raw_statistics, scale_of
 from pf_core.progress import Progress
+from pf_core.storage.cache import fetched
 from pf_core.storage.files import read_json, write_folder, write_json
 from pf_core.training.parts.counts import UseLog, write_use_log
 from pf_core.training.parts.factors import Factors, fit_factors
@@ -129,7 +130,7 @@ def prepare(data: TrainingSet, config: PartsConfig, folder: Path, progress: Prog
         with write_folder(folder / f"factors-{number:02d}") as partial:
             for name, values in factors._asdict().items():
                 np.save(partial / f"{name}.npy", values)
-    uses = UseLog.open(folder / "uses", num_pins=num_pins)
+    uses = UseLog.open(fetched(folder / "uses"), num_pins=num_pins)
     scale_day = max(days.end_day - config.window_days, int(days.day[0]))
     counts = uses.before(scale_day)
     last = _open_factors(folder, len(points) - 1)
@@ -139,6 +140,7 @@ def prepare(data: TrainingSet, config: PartsConfig, folder: Path, progress: Prog
 
 def open_prepared(data: TrainingSet, folder: Path) -> Prepared:
     """Open what `prepare` wrote."""
+    folder = fetched(folder)
     description = read_json(folder / DESCRIPTION)
     uses = UseLog.open(folder / "uses", num_pins=data.num_pins)
     scale_F = np.array(description["scale"], np.float32)
@@ -151,8 +153,8 @@ def open_prepared(data: TrainingSet, folder: Path) -> Prepared:
 
 
 def _open_factors(folder: Path, number: int) -> Factors:
-    names = Factors._fields
-    return Factors(*(np.load(folder / f"factors-{number:02d}" / f"{name}.npy", mmap_mode="r") for name in names))
+    fit = fetched(folder / f"factors-{number:02d}")
+    return Factors(*(np.load(fit / f"{name}.npy", mmap_mode="r") for name in Factors._fields))
 
 
 def cached_by_day(function, num_bytes: int):  # type: ignore[no-untyped-def]  # lru_cache keeps the signature
