@@ -397,7 +397,7 @@ def test_the_time_of_a_step_has_its_share_of_an_evaluation(tmp_path: Path, monke
         observer.measure(1 + MEASURED_STEPS, {"recall_at_10": 0.5})
 
     monkeypatch.setattr(budget, "train", fake_train)
-    monkeypatch.setattr("pf_core.benchmark.budget.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=lambda: next(now)))
     data = SimpleNamespace(path=tmp_path)
     seconds = seconds_per_step(auto(), data, tmp_path / "measured", 0)  # type: ignore[arg-type]
     assert seconds == pytest.approx(10 + 24 / 25)
@@ -416,7 +416,7 @@ def test_what_a_training_takes_beyond_its_steps_is_planned(monkeypatch: pytest.M
         now[0] += 5 + (1 + MEASURED_STEPS) * seconds + (60 if len(clock.measured) == 1 else 0)  # the first one prepares
         return seconds
 
-    monkeypatch.setattr("pf_core.benchmark.budget.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=lambda: now[0]))
     config = fit_to_budget(auto(), measure, budget_s=600, num_test_users=0)
     used_s = 2 * 5 + 60 + (1 + MEASURED_STEPS) * ((0.2 + 0.01 * 16) + (0.2 + 0.01 * 256))
     assert config.optimizer.num_steps == int((SAFETY * (600 - used_s) - 5) / (0.2 + 0.01 * 256))
