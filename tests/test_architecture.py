@@ -107,7 +107,7 @@ def test_folders_import_only_the_floors_below() -> None:
     ("folder", "shared"),
     [
         ("model/parts", {"pf_core.model.towers"}),
-        ("training/parts", {"pf_core.training.training_set", "pf_core.training.ranks"}),
+        ("training/parts", {f"pf_core.training.{name}" for name in ("optimizer", "ranks", "training_set")}),
     ],
 )
 def test_the_parts_share_little_with_the_towers(folder: str, shared: set[str]) -> None:
