@@ -266,7 +266,7 @@ def auto() -> TrainConfig:
     """The settings of preset `auto` that do not depend on the training set; `training/auto.py` chooses the others."""
     return TrainConfig(
         parts=PartsConfig(),
-        optimizer=OptimizerConfig(num_steps=300, learning_rate=3e-3, warmup_steps=20),
+        optimizer=OptimizerConfig(num_steps=200, learning_rate=3e-3, warmup_steps=20),
         batch_users=256,
         log_every=10,
         evaluate_every=25,
