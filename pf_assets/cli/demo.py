@@ -123,7 +123,7 @@ def _summarize(site: Site, seconds: float) -> None:
         f"  training_set        {training['counts']['train']['users']:,} users until {training['cut_ds']}, "
         f"{training['counts']['held_out']['users']:,} held out\n"
         f"  pinnerformer_model  {model['model_version']}: recall@10 {result['metrics']['recall_at_10']:.3f} on "
-        f"held-out users after {result['num_steps']:,} steps in {result['seconds'] / 60:.1f} min\n"
+        f"users who do not train, after {result['num_steps']:,} steps in {result['seconds'] / 60:.1f} min\n"
         f"                      {run_url(TrackedRun(**model['mlflow']), mlflow_server())}\n"
         f"  offline_evaluation  {NEXT_LINE.join(_evaluation_lines(evaluation))}\n"
         f"{_refit_line(site)}"

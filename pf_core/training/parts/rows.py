@@ -11,15 +11,12 @@ exactly. Every rank plans the whole step and computes its share of the rows.
 Suffixes: R rows of a step's day, T targets of all rows, A actions, N pins of the set; the model's: B, P, M, D, F, W.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from pf_core.config.training import TrainConfig
 from pf_core.days import DAY_US
@@ -34,10 +31,9 @@ from pf_core.training.parts.prepared import (
     Prepared,
     TrainingDays,
     cached_by_day,
-    open_prepared,
     training_days,
 )
-from pf_core.training.training_set import TrainingSet, open_training_set
+from pf_core.training.training_set import TrainingSet
 
 MASKED = -1e4
 
@@ -349,44 +345,3 @@ def _is_own(
     pin_A = timelines.pin[start_R[row_A] + number_A].astype(np.int64)
     num_pins = 1 + max(int(pin_A.max(initial=0)), int(pin_T.max(initial=0)))
     return np.isin(row_T * num_pins + pin_T, row_A * num_pins + pin_A)
-
-
-# Steps in order, planned ahead by processes of their own
-
-
-class _Steps(Dataset[Step]):
-    """The steps of a run by number; each process opens the files itself."""
-
-    def __init__(self, training_set: Path, config: TrainConfig, prepared: Path, rank: int, world_size: int) -> None:
-        self._arguments = training_set, config, prepared, rank, world_size
-        self._sampler: RowSampler | None = None
-
-    def __getitem__(self, step: int) -> Step:
-        if self._sampler is None:
-            path, config, prepared, rank, world_size = self._arguments
-            data = open_training_set(path)
-            self._sampler = RowSampler(data, config, open_prepared(data, prepared), rank, world_size)
-        return self._sampler.plan(step)
-
-
-def open_steps(
-    training_set: Path,
-    config: TrainConfig,
-    prepared: Path,
-    *,
-    first_step: int,
-    rank: int,
-    world_size: int,
-    num_workers: int,
-) -> Iterator[Step]:
-    """Return this rank's steps from `first_step` on."""
-    return iter(
-        DataLoader(
-            _Steps(training_set, config, prepared, rank, world_size),
-            batch_size=None,
-            sampler=range(first_step, config.optimizer.num_steps),
-            num_workers=num_workers,
-            prefetch_factor=4 if num_workers else None,
-            multiprocessing_context="spawn" if num_workers else None,
-        )
-    )

@@ -22,8 +22,11 @@ from pf_core.model.parts.model import PartsModel
 from pf_core.model.parts.table import PinTable
 from pf_core.progress import Progress
 from pf_core.training.optimizer import learning_rate
+from pf_core.training.parts.likelihoods import log_likelihoods, own_log_likelihoods, with_memory, without_own
 from pf_core.training.parts.prepared import open_prepared, prepare
-from pf_core.training.parts.rows import MASKED, DayRows, RowSampler, Step, open_steps
+from pf_core.training.parts.rows import DayRows, RowSampler, Step
+from pf_core.training.parts.steps import open_steps
+from pf_core.training.parts.validation import validate
 from pf_core.training.ranks import Rank
 from pf_core.training.training_set import TrainingSet
 
@@ -32,8 +35,6 @@ FAST_FACTOR = 8.0
 
 MEMORY_FACTOR = 2.0
 """Learning rate of memory, as a multiple of that of the other weights."""
-
-USERS_AT_ONCE = 128
 
 PINS_AT_ONCE = 8192
 
@@ -109,41 +110,6 @@ class PartsStep(nn.Module):
 
 def _buffer(kind: str, name: str) -> str:
     return f"{kind}_{name.replace('.', '__')}"
-
-
-def with_memory(vector_BM: Tensor, rows: DayRows, strength_P: Tensor) -> Tensor:
-    """Return the logits with the memory of own pins mixed in."""
-    is_inside_P = rows.own_place_P >= 0
-    own = rows.own.row_P[is_inside_P], rows.own_place_P[is_inside_P]
-    return vector_BM.index_put(own, torch.logaddexp(vector_BM[own], strength_P[is_inside_P]))
-
-
-def without_own(vector_BM: Tensor, rows: DayRows) -> tuple[Tensor, Tensor]:
-    """Return the logits with own pins masked, and which targets are on other pins."""
-    is_inside_P = rows.own_place_P >= 0
-    own = rows.own.row_P[is_inside_P], rows.own_place_P[is_inside_P]
-    is_own_BM = torch.zeros_like(vector_BM, dtype=torch.bool)
-    is_own_BM[own] = True
-    return vector_BM.masked_fill(is_own_BM, MASKED), ~is_own_BM[rows.target_row_T, rows.target_place_T]
-
-
-def log_likelihoods(logits_BM: Tensor, rows: DayRows) -> Tensor:
-    """Return the log of each target's share in the softmax of its row; targets themselves are not corrected."""
-    targets = rows.target_row_T, rows.target_place_T
-    target_T = logits_BM[targets]
-    log_sum_B = torch.logsumexp((logits_BM + rows.correction_M).index_put(targets, target_T), dim=1)
-    return target_T - log_sum_B[rows.target_row_T]
-
-
-def own_log_likelihoods(strength_P: Tensor, rows: DayRows) -> Tensor:
-    """Return the log of each target's share among the own pins of its row; 0 for a target that is new to the user."""
-    row_P, num_rows = rows.own.row_P, rows.own.num_users
-    largest_B = strength_P.new_zeros(num_rows).scatter_reduce(0, row_P, strength_P.detach(), "amax", include_self=False)
-    sum_B = strength_P.new_zeros(num_rows).index_add(0, row_P, (strength_P - largest_B[row_P]).exp())
-    is_own_T = rows.target_own_T >= 0
-    row_T = rows.target_row_T[is_own_T]
-    log_p = strength_P[rows.target_own_T[is_own_T]] - largest_B[row_T] - sum_B[row_T].log()
-    return strength_P.new_zeros(len(is_own_T)).masked_scatter(is_own_T, log_p)
 
 
 def build_parts_optimizer(model: PartsModel, config: TrainConfig) -> torch.optim.AdamW:
@@ -266,63 +232,6 @@ def _center(model: PartsModel, sampler: RowSampler) -> None:
         rates_MW, mean_rate_W = torch.from_numpy(pins.rates_NW[competes_N]), torch.from_numpy(pins.mean_rate_W)
         log_share_M = model.trend.log_share(rates_MW, mean_rate_W)
     model.start(log_share_M, sampler.data.num_pins)
-
-
-@torch.no_grad()
-def validate(model: PartsModel, rows: DayRows) -> dict[str, float]:
-    """Return the loss as served, and recall@10 as served, of the vector alone, and of pins that are new to the user."""
-    users = model.embed_users(rows.own, rows.own_inputs, rows.newest)
-    pool_MV = model.embed_pins(rows.pool_inputs, rows.rates_MW, rows.mean_rate_W)
-    totals = {"validation_loss": 0.0, "recall_at_10": 0.0, "vector_recall_at_10": 0.0, "discovery_at_10": 0.0}
-    num_new = 0
-    for first in range(0, rows.own.num_users, USERS_AT_ONCE):
-        part = _rows_between(rows, first, min(first + USERS_AT_ONCE, rows.own.num_users))
-        chosen_P = (rows.own.row_P >= first) & (rows.own.row_P < first + part.own.num_users)
-        vector_BM = users.vector_BV[first : first + part.own.num_users] @ pool_MV.T
-        new_BM, is_new_T = without_own(vector_BM, part)
-        if model.memory is None:
-            vector_BM = served_BM = new_BM
-        else:
-            served_BM = with_memory(vector_BM, part, users.strength_P[chosen_P])
-        totals["validation_loss"] -= float((log_likelihoods(served_BM, part) * part.weight_T).sum())
-        for name, logits_BM in (("recall_at_10", served_BM), ("vector_recall_at_10", vector_BM)):
-            totals[name] += float((_is_found(logits_BM, part, 10) * part.weight_T).sum())
-        is_found_T = is_new_T & _is_found(new_BM, part, 10)
-        num_new_B = torch.bincount(part.target_row_T[is_new_T], minlength=part.own.num_users)
-        found_B = torch.bincount(part.target_row_T[is_found_T], minlength=part.own.num_users)
-        totals["discovery_at_10"] += float((found_B / num_new_B.clamp(min=1)).sum())
-        num_new += int((num_new_B > 0).sum())
-    num_users = max(1, rows.own.num_users)
-    sizes = {name: max(1, num_new) if name == "discovery_at_10" else num_users for name in totals}
-    return {name: value / sizes[name] for name, value in totals.items()}
-
-
-def _is_found(logits_BM: Tensor, rows: DayRows, k: int) -> Tensor:
-    """Return which targets fewer than k pins are ranked before; ties count against a target."""
-    if logits_BM.shape[1] <= k:
-        return torch.ones(len(rows.target_row_T), dtype=torch.bool)
-    limit_B = logits_BM.topk(k + 1, dim=1).values[:, k]
-    return logits_BM[rows.target_row_T, rows.target_place_T] > limit_B[rows.target_row_T]
-
-
-def _rows_between(rows: DayRows, first: int, last: int) -> DayRows:
-    """Return some of the rows, with all pins."""
-    own_P = (rows.own.row_P >= first) & (rows.own.row_P < last)
-    target_T = (rows.target_row_T >= first) & (rows.target_row_T < last)
-    own = rows.own
-    return rows._replace(
-        own=own._replace(
-            num_users=last - first,
-            row_P=own.row_P[own_P] - first,
-            pin_P=own.pin_P[own_P],
-            features_PX=own.features_PX[own_P],
-            action_type_P=own.action_type_P[own_P],
-        ),
-        own_place_P=rows.own_place_P[own_P],
-        target_row_T=rows.target_row_T[target_T] - first,
-        target_place_T=rows.target_place_T[target_T],
-        weight_T=rows.weight_T[target_T],
-    )
 
 
 @torch.no_grad()

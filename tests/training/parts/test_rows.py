@@ -19,7 +19,8 @@ from pf_core.timelines.arrays import Timelines
 from pf_core.training.parts import rows as rows_module
 from pf_core.training.parts.counts import UseLog
 from pf_core.training.parts.prepared import Prepared, open_prepared, prepare
-from pf_core.training.parts.rows import DayRows, RowSampler, Targets, first_at, is_validation, open_steps
+from pf_core.training.parts.rows import DayRows, RowSampler, Targets, first_at, is_validation
+from pf_core.training.parts.steps import open_steps
 from pf_core.training.parts.task import PartsStep
 from pf_core.training.training_set import open_training_set
 from tests.support.parts import FIRST_DAY, Action, random_model, random_timelines, timelines_of, write_parts_set
