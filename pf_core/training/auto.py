@@ -7,7 +7,8 @@ taken from there; the others are chosen with it in mind (the window decides what
 Decisions, each measured on several logs (docs/LOG.md):
 - Memory is on where users come back to their pins: a log without repeats has nothing to remember.
 - The window of targets is 14 days, or a third of a shorter log: rows of several days must fit into it.
-- Factors have 64 dimensions, or a quarter of the pins or users if that is less: small logs have no more to say.
+- Factors have 128 dimensions, 64 beside content vectors, or a quarter of the pins or users if that is less: small logs
+  have no more to say.
 - The transformer is off: at the size of these logs it adds nothing measurable.
 - The number of steps is an upper bound: the training chooses the best by its validation users.
 """
@@ -34,8 +35,8 @@ MAX_WINDOW_DAYS = 14
 MATRIX_PULL = 20.0
 """Pull of the matrices to their start on logs without repeats."""
 
-MAX_FACTOR_DIM = 64
-"""Largest length of the factors."""
+MAX_FACTOR_DIM, MAX_FACTOR_DIM_WITH_CONTENT = 128, 64
+"""Largest length of the factors, where they are all that is known of pins, and beside content vectors."""
 
 SAMPLED_USERS = 100_000
 """Number of training users, evenly spaced, whose targets measure the share of repeats."""
@@ -125,13 +126,15 @@ def _choose(data: TrainingSet, asked: PartsConfig, changed: Mapping[str, Any]) -
         else "repeats show what matrices should do",
     }
 
-    factor_dim = min(MAX_FACTOR_DIM, num_pins // 4, num_users // 4)
+    largest = MAX_FACTOR_DIM_WITH_CONTENT if feature_dim else MAX_FACTOR_DIM
+    factor_dim = min(largest, num_pins // 4, num_users // 4)
     of_what = f"{num_pins:,} pins and {num_users:,} training users"
     yield {
         "setting": "parts.factor_dim",
         "value": factor_dim,
-        "reason": f"{MAX_FACTOR_DIM} dimensions suffice, and there are {of_what}"
-        if factor_dim == MAX_FACTOR_DIM
+        "reason": f"{largest} dimensions suffice {'beside' if feature_dim else 'without'} content vectors, and there "
+        f"are {of_what}"
+        if factor_dim == largest
         else f"a quarter of the smaller of {of_what}",
     }
     yield {
