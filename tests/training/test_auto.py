@@ -131,7 +131,7 @@ def test_the_rest_is_the_same_on_all_logs(make_set: MakeSet) -> None:
     assert config == auto().model_copy(update={"parts": config.parts})
     assert (config.batch_users, config.log_every, config.evaluate_every, config.checkpoint_every) == (256, 10, 25, 100)
     optimizer = config.optimizer
-    assert (optimizer.num_steps, optimizer.learning_rate, optimizer.warmup_steps) == (300, 3e-3, 20)
+    assert (optimizer.num_steps, optimizer.learning_rate, optimizer.warmup_steps) == (200, 3e-3, 20)
     assert (optimizer.decay, optimizer.weight_decay) == ("cosine", 0.01)
     assert config.parts is not None
     assert config.parts.transformer_layers == 0
