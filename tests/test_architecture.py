@@ -41,7 +41,7 @@ KNOWS_NO_SITE = ("model", "metrics")
 OUTSIDE = {
     "pf_core": set(
         "annotated_types botocore duckdb hnswlib lance lmdb numpy pyarrow pydantic pydantic_core".split()
-        + "pyspark redis safetensors scipy torch upath yaml".split()
+        + "pyspark redis safetensors scipy sklearn torch upath yaml".split()
     ),
     "pf_core/world": {"numpy", "pyarrow"},
     "pf_assets": set("dagster dagster_pipes jinja2 matplotlib mlflow sqlalchemy typer".split()),

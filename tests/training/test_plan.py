@@ -123,5 +123,6 @@ def test_everything_that_judges_decides_a_judgement() -> None:
         "progress.py",
         "config/base.py",
         "config/serving.py",
+        "pins/lookup.py",  # finds an id or not: there is nothing to decide
         "schemas.py",
     }
