@@ -85,7 +85,7 @@ def publish_features(site: Site, ds: str, pins: pa.Table) -> PinManifest:
     state = pin_state(site)
     dataset = create_bucket(state.bucket_path(0), pins)
     counts = {"pins": pins.num_rows, "candidates": sum(pins["is_candidate"].to_pylist())}
-    content = {"layout": LAYOUT, "dim": FEATURE_DIM, "counts": counts, "inputs": None}
+    content = {"pin_layout": LAYOUT, "dim": FEATURE_DIM, "counts": counts, "inputs": None}
     return state.publish(ds, [dataset.version], content)
 
 
