@@ -12,6 +12,7 @@ the deletion list changed, the users of the day are read, and the day is counted
 `counts_as_of` adds up the files of at most 364 days.
 """
 
+import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,13 +79,23 @@ class PinCounts:
 
     def of(self, pin_ids: pa.Array) -> "PinCounts":
         """Return the counts of these pins, in their order; 0 and NO_DAY for a pin without any."""
-        row = pc.index_in(pin_ids, value_set=self.ids).fill_null(-1).to_numpy(zero_copy_only=False)
-        is_counted = row >= 0
+        first, end = self._range_of(pin_ids)  # index_in hashes the whole set at every call
+        row = pc.index_in(pin_ids, value_set=self.ids[first:end]).fill_null(-1).to_numpy(zero_copy_only=False)
+        is_counted, row = row >= 0, row + first
         user_days_NW = np.zeros((len(row), len(WINDOWS_DAYS)), np.int64)
         first_day_N = np.full(len(row), NO_DAY, np.int32)
         user_days_NW[is_counted] = self.user_days_NW[row[is_counted]]
         first_day_N[is_counted] = self.first_day_N[row[is_counted]]
         return PinCounts(ids=pin_ids, user_days_NW=user_days_NW, first_day_N=first_day_N)
+
+    def _range_of(self, pin_ids: pa.Array) -> tuple[int, int]:
+        """Return the rows between which these pins are: few if they are some of the pins in ascending order."""
+        if not len(pin_ids):
+            return 0, 0
+        smallest, largest = (bound.as_py() for bound in pc.min_max(pin_ids).values())
+        rows = range(len(self.ids))
+        first = bisect.bisect_left(rows, smallest, key=lambda row: self.ids[row].as_py())
+        return first, bisect.bisect_right(rows, largest, key=lambda row: self.ids[row].as_py())
 
 
 # A day
