@@ -17,7 +17,7 @@ from pf_core.config.source import Positive
 from pf_core.config.training import TrainingConfig
 from pf_core.days import ds_range, shift_ds
 from pf_core.errors import PipelineError
-from pf_core.hashing import is_held_out
+from pf_core.hashing import digest_of, is_held_out
 from pf_core.logs.routing import day_number
 from pf_core.pins.counts import NO_DAY, WINDOWS_DAYS, PinCounts, counts_as_of, day_counts
 from tests.support.sites import START, SmallSite
@@ -225,3 +225,13 @@ def test_the_counts_of_some_pins_do_not_search_all_others(monkeypatch: pytest.Mo
     assert counts.of(pa.array([], pin_id)).first_day_N.tolist() == []
     assert counts.of(pa.array([1, 9999]).cast(pin_id)).first_day_N.tolist() == [NO_DAY, NO_DAY]
     assert searched[:2] == [4, 0]  # 1004, 1006, 1008 and 1010
+
+
+def test_the_deletion_list_is_hashed_once_for_all_days(small_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = small_site()
+    write(site, {0: [(A, "x", "save")]}, 5)
+    counts_as_of(site.site, DAYS[4])
+    hashed: list[Any] = []
+    monkeypatch.setattr("pf_core.pins.counts.digest_of", lambda inputs: hashed.append(inputs) or digest_of(inputs))
+    counts_as_of(site.site, DAYS[4])
+    assert hashed == [{"users": []}]
