@@ -53,7 +53,8 @@ class PartsPins:
     def _statistics(self, pin_ids: pa.Array) -> tuple[np.ndarray, DayCounts]:
         counts, row = self.counts.of(pin_ids), find_pins(self.table.ids, pin_ids)
         age_N = np.where(counts.first_day_N >= 0, self.day - counts.first_day_N, 0)
-        counted = DayCounts(counts.user_days_NW, age_N, max(1, self.day - self.first_day))
+        num_days = min(self.day - self.first_day, counts.max_days)
+        counted = DayCounts(counts.user_days_NW, age_N, max(1, num_days))
         repeat_N = np.where(row >= 0, self.table.log_repeat[np.maximum(row, 0)], np.float32(0))
         return raw_statistics(counted, repeat_N), counted
 

@@ -61,7 +61,8 @@ class PartsQueryEmbedder:
 
     def _pins_at_cut(self) -> PinsOfDay:
         data, row_N = self.question.data, self.known.table_row
-        first_day = self.description["time_origin_us"] // DAY_US
+        # An older model's training set may begin earlier than the timelines of this one reach back.
+        first_day = max(self.description["time_origin_us"], data.manifest["time_origin_us"]) // DAY_US
         counts = count_before(data.train, data.cut_us // DAY_US, num_pins=data.num_pins, first_day=first_day)
         repeat_N = np.where(row_N >= 0, self.known.table.log_repeat[np.maximum(row_N, 0)], np.float32(0))
         return pins_of_day(counts, repeat_N)

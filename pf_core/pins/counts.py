@@ -9,9 +9,10 @@ learned. Nothing later than the day is read.
 
 A day is counted once, when it is first needed, and again if its raw_actions or the definition of its counts changed. If
 the deletion list changed, the users of the day are read, and the day is counted again only if it concerns them.
-`counts_as_of` adds up the files of at most 364 days.
+`counts_as_of` adds up the files of at most 364 days, and of no more days than timelines have.
 """
 
+import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,16 +76,28 @@ class PinCounts:
     """User-days of each pin in each of WINDOWS_DAYS, int64; windows end with the day, which is included."""
     first_day_N: np.ndarray
     """First day with a user-day in the longest window, as days since 1970, int32."""
+    max_days: int = WINDOWS_DAYS[-1]
+    """Number of days of the longest window; shorter than WINDOWS_DAYS if timelines reach back less far."""
 
     def of(self, pin_ids: pa.Array) -> "PinCounts":
         """Return the counts of these pins, in their order; 0 and NO_DAY for a pin without any."""
-        row = pc.index_in(pin_ids, value_set=self.ids).fill_null(-1).to_numpy(zero_copy_only=False)
-        is_counted = row >= 0
+        first, end = self._range_of(pin_ids)  # index_in hashes the whole set at every call
+        row = pc.index_in(pin_ids, value_set=self.ids[first:end]).fill_null(-1).to_numpy(zero_copy_only=False)
+        is_counted, row = row >= 0, row + first
         user_days_NW = np.zeros((len(row), len(WINDOWS_DAYS)), np.int64)
         first_day_N = np.full(len(row), NO_DAY, np.int32)
         user_days_NW[is_counted] = self.user_days_NW[row[is_counted]]
         first_day_N[is_counted] = self.first_day_N[row[is_counted]]
-        return PinCounts(ids=pin_ids, user_days_NW=user_days_NW, first_day_N=first_day_N)
+        return PinCounts(ids=pin_ids, user_days_NW=user_days_NW, first_day_N=first_day_N, max_days=self.max_days)
+
+    def _range_of(self, pin_ids: pa.Array) -> tuple[int, int]:
+        """Return the rows between which these pins are: few if they are some of the pins in ascending order."""
+        if not len(pin_ids):
+            return 0, 0
+        smallest, largest = (bound.as_py() for bound in pc.min_max(pin_ids).values())
+        rows = range(len(self.ids))
+        first = bisect.bisect_left(rows, smallest, key=lambda row: self.ids[row].as_py())
+        return first, bisect.bisect_right(rows, largest, key=lambda row: self.ids[row].as_py())
 
 
 # A day
@@ -92,10 +105,15 @@ class PinCounts:
 
 def day_counts(site: Site, ds: str) -> pa.Table:
     """Return pin_id (ascending) and user_days (int32) of a day; count them if that was not done as the site is now."""
-    return _read_day(_ensure_day(site, ds, read_deletion_list(site)))
+    forgotten = read_deletion_list(site)
+    return _read_day(_ensure_day(site, ds, forgotten, _digest_of_list(forgotten)))
 
 
-def _ensure_day(site: Site, ds: str, forgotten: pa.Array) -> Path:
+def _digest_of_list(forgotten: pa.Array) -> str:
+    return digest_of({"users": forgotten.to_pylist()})
+
+
+def _ensure_day(site: Site, ds: str, forgotten: pa.Array, deletion_list: str) -> Path:
     """Return the file of a day; it is counted if the file does not exist or is out of date."""
     folder = site.directory / "pin_counts"
     path, manifest_path = folder / f"{ds}.arrow", folder / f"{ds}.json"
@@ -104,7 +122,6 @@ def _ensure_day(site: Site, ds: str, forgotten: pa.Array) -> Path:
         "positive": site.source.positive.model_dump(mode="json"),
         "held_out_share": site.training.held_out_share,
     }
-    deletion_list = digest_of({"users": forgotten.to_pylist()})
     before: DayManifest | None = read_json(manifest_path) if manifest_path.exists() else None
     is_same = before is not None and before["settings"] == settings
     if before is not None and is_same and before["deletion_list"] == deletion_list:
@@ -160,7 +177,8 @@ def _read_day(path: Path) -> pa.Table:
 def counts_as_of(site: Site, ds: str) -> PinCounts:
     """Return the counts of the windows that end with ds, which is included; days before the site's start have none.
 
-    Every day of the longest window must be in raw_actions. Memory holds the counted pins, and ROWS_AT_ONCE rows or as
+    A window is no longer than that of the timelines, which training counts. Every day of the longest one must be in
+    raw_actions. Memory holds the counted pins, and ROWS_AT_ONCE rows or as
     many as there are pins.
     """
     windows, last = [f"window_{days}" for days in WINDOWS_DAYS], day_number(ds)
@@ -183,14 +201,21 @@ def counts_as_of(site: Site, ds: str) -> PinCounts:
         ids=total["pin_id"].combine_chunks(),
         user_days_NW=np.stack([total[name].to_numpy() for name in windows], axis=1),
         first_day_N=total["day"].to_numpy().astype(np.int32),
+        max_days=_longest_window(site),
     )
 
 
 def _days(site: Site, ds: str) -> Iterator[tuple[int, pa.Table]]:
     """Yield day number and counts of the days of the longest window."""
     forgotten = read_deletion_list(site)
-    for day in ds_range(max(site.start_ds, shift_ds(ds, 1 - WINDOWS_DAYS[-1])), ds):
-        yield day_number(day), _read_day(_ensure_day(site, day, forgotten))
+    deletion_list = _digest_of_list(forgotten)  # once for all days: the list may be long
+    for day in ds_range(max(site.start_ds, shift_ds(ds, 1 - _longest_window(site))), ds):
+        yield day_number(day), _read_day(_ensure_day(site, day, forgotten, deletion_list))
+
+
+def _longest_window(site: Site) -> int:
+    """Return the number of days that are counted: training counts the actions of timelines, which have no more."""
+    return min(WINDOWS_DAYS[-1], site.timelines.window_days)
 
 
 def _summed(parts: list[pa.Table], aggregations: list[tuple[str, str]]) -> pa.Table:

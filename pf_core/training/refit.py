@@ -98,8 +98,14 @@ def read_judged(folder: Path, *, served_version: str, version: int) -> JudgedMod
         version=version,
         cut_ds=description["cut_ds"],
         config=config,
-        num_steps=result.get("chosen_steps", result["num_steps"]),
+        num_steps=_chosen_steps(result),
     )
+
+
+def _chosen_steps(result: TrainingResult) -> int:
+    """Return the number of steps whose weights are the model's; older results have it among the metrics only."""
+    chosen = result.get("chosen_steps", result["metrics"].get("chosen_steps"))
+    return int(chosen) if chosen else result["num_steps"]
 
 
 def refit_config(judged: JudgedModel) -> TrainConfig:

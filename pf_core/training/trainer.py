@@ -299,7 +299,10 @@ class _Run:
                 "training_set": self.data.fingerprint,
                 "config": self.config.model_dump(mode="json"),
             }
-            result["metrics"] |= self.task.save(self.run_dir / "model", trained_on)
+            saved = self.task.save(self.run_dir / "model", trained_on)
+            result["metrics"] |= saved
+            if "chosen_steps" in saved:
+                result["chosen_steps"] = int(saved["chosen_steps"])
             write_json(self.run_dir / RESULT, result)
         return result
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,9 +17,9 @@ from pf_core.config.source import Positive
 from pf_core.config.training import TrainingConfig
 from pf_core.days import ds_range, shift_ds
 from pf_core.errors import PipelineError
-from pf_core.hashing import is_held_out
+from pf_core.hashing import digest_of, is_held_out
 from pf_core.logs.routing import day_number
-from pf_core.pins.counts import NO_DAY, WINDOWS_DAYS, counts_as_of, day_counts
+from pf_core.pins.counts import NO_DAY, WINDOWS_DAYS, PinCounts, counts_as_of, day_counts
 from tests.support.sites import START, SmallSite
 
 DAY_S = 86_400
@@ -201,3 +202,36 @@ def test_counts_have_the_types_of_the_ids(tmp_path: Path) -> None:
     assert counts.user_days_NW.dtype == np.int64
     assert counts.first_day_N.dtype == np.int32
     assert counts.user_days_NW[0, 0] == int((~is_hidden).sum())
+
+
+@pytest.mark.parametrize("pin_id", [pa.int64(), pa.string()])
+def test_the_counts_of_some_pins_do_not_search_all_others(monkeypatch: pytest.MonkeyPatch, pin_id: pa.DataType) -> None:
+    """pin_embeddings looks up chunk after chunk of ascending pins: hashing all of them each time would be quadratic."""
+    ids = pa.array(range(1000, 2000, 2)).cast(pin_id)
+    counts = PinCounts(
+        ids=ids, user_days_NW=np.arange(500)[:, None] + np.zeros(5, np.int64), first_day_N=np.arange(500)
+    )
+    searched: list[int] = []
+    original = pc.index_in
+
+    def index_in(values: pa.Array, value_set: pa.Array) -> pa.Array:
+        searched.append(len(value_set))
+        return original(values, value_set=value_set)
+
+    monkeypatch.setattr(pc, "index_in", index_in)
+    found = counts.of(pa.array([1003, 1004, 1010, 1011]).cast(pin_id))
+    assert found.user_days_NW[:, 0].tolist() == [0, 2, 5, 0]
+    assert found.first_day_N.tolist() == [NO_DAY, 2, 5, NO_DAY]
+    assert counts.of(pa.array([], pin_id)).first_day_N.tolist() == []
+    assert counts.of(pa.array([1, 9999]).cast(pin_id)).first_day_N.tolist() == [NO_DAY, NO_DAY]
+    assert searched[:2] == [4, 0]  # 1004, 1006, 1008 and 1010
+
+
+def test_the_deletion_list_is_hashed_once_for_all_days(small_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = small_site()
+    write(site, {0: [(A, "x", "save")]}, 5)
+    counts_as_of(site.site, DAYS[4])
+    hashed: list[Any] = []
+    monkeypatch.setattr("pf_core.pins.counts.digest_of", lambda inputs: hashed.append(inputs) or digest_of(inputs))
+    counts_as_of(site.site, DAYS[4])
+    assert hashed == [{"users": []}]

@@ -15,15 +15,20 @@ def read(tmp_path: Path, config: TrainConfig, **result: Any) -> JudgedModel:
     (tmp_path / "model").mkdir()
     described = {"cut_ds": "2026-03-17", "config": config.model_dump(mode="json")}
     (tmp_path / "model" / "model.json").write_text(json.dumps(described))
-    (tmp_path / "result.json").write_text(json.dumps(result))
+    (tmp_path / "result.json").write_text(json.dumps({"metrics": {}, **result}))
     return read_judged(tmp_path / "model", served_version="abc-3", version=3)
 
 
 @pytest.mark.parametrize(
-    ("result", "steps"), [({"num_steps": 300, "chosen_steps": 125}, 125), ({"num_steps": 300}, 300)]
+    ("result", "steps"),
+    [
+        ({"num_steps": 300, "chosen_steps": 125}, 125),
+        ({"num_steps": 300, "metrics": {"chosen_steps": 125.0}}, 125),
+        ({"num_steps": 300}, 300),
+    ],
 )
 def test_a_refit_trains_as_many_steps_as_the_judged_model_chose(
-    tmp_path: Path, result: dict[str, int], steps: int
+    tmp_path: Path, result: dict[str, Any], steps: int
 ) -> None:
     judged = read(tmp_path, auto(), **result)
     assert (judged.num_steps, judged.cut_ds, judged.config) == (steps, "2026-03-17", auto())

@@ -1,5 +1,6 @@
 """Counts of pins before a day: hand-worked, in two implementations, and as serving counts the same log."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -143,6 +144,30 @@ def test_serving_counts_the_same_log_alike(tmp_path: Path, shared_sites: SharedS
         np.testing.assert_array_equal(rates_NW, trained.rates_NW)
         np.testing.assert_allclose(inputs.statistics_MF, trained.statistics_NF, atol=1e-5)
         np.testing.assert_allclose(pins._mean_rate_W, trained.mean_rate_W, rtol=1e-6)
+
+
+def test_serving_counts_no_more_days_than_timelines_have(tmp_path: Path, shared_sites: SharedSites) -> None:
+    """Training counts what timelines hold; older days may not even be in raw_actions."""
+    site = shared_sites.copy("tiny-world", make_tiny_site, tmp_path / "site")
+    short = site.model_copy(update={"timelines": site.timelines.model_copy(update={"window_days": 3})})
+    data = open_training_set(latest_training_set(site))
+    cut_ds, end_day, num_pins = data.manifest["cut_ds"], data.cut_us // DAY_US, data.num_pins
+    timelines = data.train
+    is_kept = timelines.ts >= (end_day - 3) * DAY_US
+    kept = {name: getattr(timelines, name)[is_kept] for name in ("pin", "ts", "action_type", "surface", "duration")}
+    offsets = np.concatenate([[0], np.cumsum(is_kept)])[timelines.offsets]
+    cut = Timelines(offsets=offsets, is_positive=timelines.is_positive[is_kept], **kept)
+    counts = count_before(cut, end_day, num_pins=num_pins, first_day=end_day - 3)
+    shutil.rmtree(site.directory / "raw_actions" / shift_ds(cut_ds, -3))
+    served = counts_as_of(short, cut_ds)
+    pin_ids = read_arrow(data.path / "pins" / "pin_id.arrow")["pin_id"].combine_chunks()
+    np.testing.assert_array_equal(served.of(pin_ids).user_days_NW, counts.user_days_NW)
+    table = random_table(random_model(), tmp_path / "table", num_pins=num_pins)
+    table = type(table)(**(vars(table) | {"ids": data.path / "pins" / "pin_id.arrow"}))
+    first_us = (end_day - 5) * DAY_US  # of a model that is two days old
+    pins = open_parts_pins(cut_ds, random_model(), table, served, first_us=first_us, num_pins=num_pins)
+    _, rates_NW = pins.inputs(pin_ids, np.zeros((num_pins, 0), np.float32))
+    np.testing.assert_array_equal(rates_NW, counts.rates())
 
 
 def test_the_first_day_of_random_timelines() -> None:

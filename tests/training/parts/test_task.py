@@ -21,6 +21,7 @@ from pf_core.storage.arrays import read_arrow
 from pf_core.training.parts import prepared as prepared_module
 from pf_core.training.parts.factors import fit_factors
 from pf_core.training.parts.rows import unit_rows
+from pf_core.training.refit import read_judged
 from pf_core.training.trainer import train
 from pf_core.training.training_set import open_training_set
 from tests.support.parts import complete_parts_set
@@ -156,7 +157,8 @@ def test_the_best_weights_are_saved_not_the_last(planted: Path, tmp_path: Path) 
     losses, best = history(tmp_path / "one", "validation_loss"), history(tmp_path / "one", "best_step")
     assert best == [5 * (1 + int(np.argmin(losses[: 1 + number]))) for number in range(len(losses))]
     result = json.loads((tmp_path / "one" / "result.json").read_text())
-    assert result["metrics"]["chosen_steps"] == best[-1]
+    assert result["metrics"]["chosen_steps"] == best[-1] == result["chosen_steps"]
+    assert read_judged(tmp_path / "one" / "model", served_version="abc-1", version=1).num_steps == best[-1]
     checkpoint = load_file(sorted((tmp_path / "one" / "checkpoints").iterdir())[-1] / "weights.safetensors")
     assert torch.equal(weights["trend.weight"], checkpoint["best_trend__weight"])
     other = run(planted, tmp_path / "other", config_of(seed=1))
