@@ -41,7 +41,7 @@ COMMANDS = {
     ),
     "recommend": LazyCommand(
         "pf_assets.cli.releases",
-        "Show the pins nearest to a user in the current release, and the user's newest actions.",
+        "Show the best pins for a user in the current release, and the user's newest actions.",
         needs_pipeline=False,
     ),
     "similar": LazyCommand(

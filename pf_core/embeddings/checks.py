@@ -111,7 +111,10 @@ def _change(manifest: SnapshotManifest | None) -> float | None:
 
 
 def judge_pin_embeddings(site: Site, ds: str) -> CheckResult:
-    """Pass if every candidate has one finite embedding of unit norm, of the same model as the day's users."""
+    """Pass if every candidate has one finite embedding of unit norm, of the same model as the day's users.
+
+    The towers embed the candidates that have a content vector, a model of parts embeds all of them.
+    """
     state = pin_embedding_state(site)
     manifest, users, pins = state.require(ds), embedding_state(site).manifest(ds), pin_state(site).manifest(ds)
     version, num_pins = manifest["model_version"], 0
@@ -123,5 +126,9 @@ def judge_pin_embeddings(site: Site, ds: str) -> CheckResult:
         if fault is not None:
             return CheckResult(ds, False, fault)
         num_pins += table.num_rows
-    expected = num_pins if pins is None else pins["counts"]["candidates"]
+    expected = num_pins
+    if pins is not None:
+        is_parts = "pin_counts" in manifest["inputs"]
+        wanted = "is_candidate" if is_parts else "is_candidate AND has_feature"
+        expected = pin_state(site).open_bucket(ds, 0).count_rows(wanted)
     return CheckResult(ds, num_pins == expected, f"{num_pins:,} pins are embedded, {expected:,} are candidates")

@@ -54,6 +54,9 @@ Source = Literal["vector", "memory", "popular"]
 Stamp = tuple[int, int, int] | str
 """Changes whenever current.json is replaced: inode, time and size of the file, or the ETag of the object."""
 
+SIMILAR_SEARCHED = 20
+"""Pins that `similar` searches for each one that it returns, where the index ranks by more than likeness."""
+
 LOOK_EVERY_S = 5.0
 """Time between two looks at a current.json in object storage."""
 
@@ -144,12 +147,23 @@ class Release:
             return self._popular[:k]
 
     def similar(self, pin_id: Id, k: int = 10) -> list[Hit]:
-        """Return the pins nearest to a pin, best first, without the pin itself."""
+        """Return the pins that are most like a pin, best first, without the pin itself.
+
+        Trend and slack say how much a pin is used, not what it is like: the score is the cosine of the other parts.
+        """
         row = self.index.row_of(pin_id)
         if row is None:
             raise UnknownIdError(f"pin {pin_id!r} is not in the index of release {self.manifest['release']}")
-        hits = self.search(self.index.vectors(np.array([row])), k + 1)[0]
-        return [hit for hit in hits if hit.pin_id != pin_id][:k]
+        other = [part for name, part in self.manifest["slices"].items() if name in ("trend", "slack")]
+        vector_1D = _without(self.index.vectors(np.array([row])), other)
+        if not other:
+            hits = self.search(vector_1D, k + 1)[0]
+            return [hit for hit in hits if hit.pin_id != pin_id][:k]
+        [label_N], _ = self.index.search(vector_1D, SIMILAR_SEARCHED * (k + 1))
+        label_N = label_N[label_N != row]
+        score_N = _without(self.index.vectors(label_N), other) @ vector_1D[0]
+        order = np.lexsort((label_N, -score_N))[:k]
+        return self._hits(Ranked(label_N[order], score_N[order], np.zeros(len(order), bool)))
 
     def search(self, vectors_BD: np.ndarray, k: int = 10) -> list[list[Hit]]:
         """Return the pins nearest to each vector, best first."""
@@ -167,6 +181,14 @@ class Release:
             )
             for label, score, is_memory in columns
         ]
+
+
+def _without(vectors_ND: np.ndarray, parts: list[list[int]]) -> np.ndarray:
+    """Return the vectors with some parts set to 0, brought to unit norm."""
+    left_ND = vectors_ND.copy()
+    for start, end in parts:
+        left_ND[:, start:end] = 0
+    return left_ND / np.maximum(np.linalg.norm(left_ND, axis=1, keepdims=True), 1e-12)
 
 
 def _ids(values: Sequence[Id] | pa.Array, id_type: IdType) -> pa.Array:

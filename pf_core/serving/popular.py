@@ -13,6 +13,7 @@ from pf_core.days import ds_range, shift_ds
 from pf_core.hashing import digest_of
 from pf_core.logs.partition import ingested_days, raw_digest
 from pf_core.pins.counts import day_counts
+from pf_core.schemas import id_arrow_type
 from pf_core.serving.index import PinIndex, require_index
 
 POPULAR_DAYS = 7
@@ -51,7 +52,8 @@ def popular_pins(site: Site, ds: str, k: int) -> pa.Table:
 
 def _week_counts(site: Site, ds: str) -> pa.Table:
     """Return pin_id and user_days over the week that ends with the day, one row for each pin."""
-    total = pa.concat_tables(day_counts(site, day) for day in _days(site, ds))
+    none = pa.schema([("pin_id", id_arrow_type(site.source.pins.pin_id.type)), ("user_days", pa.int32())]).empty_table()
+    total = pa.concat_tables([none, *(day_counts(site, day) for day in _days(site, ds))])
     return total.group_by("pin_id").aggregate([("user_days", "sum")]).rename_columns(["pin_id", "user_days"])
 
 

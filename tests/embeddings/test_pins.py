@@ -121,7 +121,7 @@ def test_candidates_are_embedded_by_pin_id(tmp_path: Path, ids: list[Any]) -> No
     with torch.inference_mode():
         expected = model.embed_pins(torch.from_numpy(matrix_of(pins["feature"]).copy()))[order]
     np.testing.assert_allclose(matrix_of(rows["embedding"]).astype(np.float32), expected.numpy(), atol=1e-3)
-    assert manifest["counts"] == {"pins": 4}
+    assert manifest["counts"] == {"pins": 4, "clipped": 0}
     assert manifest["embedding_dim"] == EMBEDDING_DIM
     norm = manifest["norm"]
     assert 1 - 1e-3 < norm["min"] <= norm["mean"] <= norm["max"] < 1 + 1e-3
@@ -141,7 +141,7 @@ def test_candidates_without_a_vector_are_left_out(tmp_path: Path) -> None:
     publish_features(site, DAYS[1], without_vectors(pins, 1, 2))
     [_, manifest] = embed(site, DAYS[:2], served)
     assert rows_of(site, DAYS[1])["pin_id"].to_pylist() == ["a", "d"]
-    assert manifest["counts"] == {"pins": 2}
+    assert manifest["counts"] == {"pins": 2, "clipped": 0}
     everything = vectors_of(site, DAYS[0])
     assert vectors_of(site, DAYS[1]) == {pin_id: everything[pin_id] for pin_id in ("a", "d")}
     publish_features(site, DAYS[1], without_vectors(pins, 0, 1, 3))
@@ -300,7 +300,7 @@ def test_killed_while_embedding(tmp_path: Path) -> None:
     assert pin_embedding_state(site).require(DAYS[0]) == old
     assert vectors_of(site, DAYS[0]) == vectors
     [new] = embed(site, DAYS[:1], make_model(tmp_path, seed=1))
-    assert new["counts"] == {"pins": 50}
+    assert new["counts"] == {"pins": 50, "clipped": 0}
     assert vectors_of(site, DAYS[0]).keys() == vectors.keys()
 
 

@@ -207,7 +207,8 @@ class PartsTask:
         model = self.module.model.cpu().eval()
         table = finish_table(model, self.data, RowSampler(self.data, self.config, self.prepared))
         save_model(folder, model, {**trained_on, "positive": self.data.manifest["inputs"]["positive"]}, table)
-        return {"chosen_steps": float(self.module.best_step)}
+        kept = {} if self.validation is None else validate(model, self.validation.to(torch.device("cpu")))
+        return {**kept, "chosen_steps": float(self.module.best_step)}
 
 
 @torch.no_grad()
