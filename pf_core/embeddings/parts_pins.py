@@ -5,6 +5,7 @@ is clipped and counted.
 """
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,13 +15,14 @@ import pyarrow as pa
 import torch
 
 from pf_core.days import DAY_US, ds_start_us
-from pf_core.hashing import combined, digest_of
+from pf_core.hashing import combined
 from pf_core.model.device import single_threaded
 from pf_core.model.parts.inputs import PinInputs
 from pf_core.model.parts.model import PartsModel
 from pf_core.model.parts.statistics import DayCounts, raw_statistics
 from pf_core.model.parts.table import PinTable
 from pf_core.pins.counts import PinCounts
+from pf_core.pins.inputs import digest_of_ids
 from pf_core.pins.lookup import find_pins
 
 BLOCK_ROWS = 1024
@@ -113,10 +115,12 @@ def open_parts_pins(
     return PartsPins(model=model, table=table, counts=counts, day=day, first_day=first_us // DAY_US, num_pins=num_pins)
 
 
-def counts_digest(counts: PinCounts) -> str:
-    """Return a digest of the counts of a day."""
-    ids = counts.ids.to_pylist()
-    return digest_of({"ids": ids, "user_days": counts.user_days_NW.tolist(), "first": counts.first_day_N.tolist()})
+def counts_digest(counts: PinCounts, ds: str) -> str:
+    """Return a digest of the counts as of a day, and of the day: ages and rates count from it."""
+    digest = hashlib.sha256(f"{ds} {counts.max_days} {digest_of_ids(counts.ids)}".encode())
+    for values in (counts.user_days_NW, counts.first_day_N):
+        digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def unit_content(chunk: pa.Table, content_dim: int) -> np.ndarray:

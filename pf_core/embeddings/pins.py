@@ -158,7 +158,7 @@ def _embed_day(
     is_parts = description.get("family", "towers") == "parts"
     counts = counts_as_of(site, ds) if is_parts else None
     if counts is not None:
-        inputs["pin_counts"] = counts_digest(counts)
+        inputs["pin_counts"] = counts_digest(counts, ds)
     for known_ds in reversed(state.days()):
         known = state.require(known_ds)
         if known["inputs"] == inputs:

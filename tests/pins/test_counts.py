@@ -232,6 +232,11 @@ def test_the_deletion_list_is_hashed_once_for_all_days(small_site: MakeSite, mon
     write(site, {0: [(A, "x", "save")]}, 5)
     counts_as_of(site.site, DAYS[4])
     hashed: list[Any] = []
-    monkeypatch.setattr("pf_core.pins.counts.digest_of", lambda inputs: hashed.append(inputs) or digest_of(inputs))
+
+    def digest(inputs: Any) -> str:
+        hashed.append(inputs)
+        return digest_of(inputs)
+
+    monkeypatch.setattr("pf_core.pins.counts.digest_of", digest)
     counts_as_of(site.site, DAYS[4])
     assert hashed == [{"users": []}]

@@ -32,6 +32,9 @@ BLOCK_USERS = 64
 
 BLOCK_PINS = 4096
 
+BLOCK_NEW_PINS = 64
+"""Pins that came after training are embedded in blocks of this size: on a log of news they are nearly all pins."""
+
 NEVER = -2.0
 """Increment of a pin that is not recommended: below the difference of any two cosines."""
 
@@ -69,12 +72,14 @@ class KnownPins:
         """Return the unit vectors of pins as of the end of training, float32; of a newer pin, as if never used."""
         row_M = self.table_row[pin_M]
         vector_MV = torch.from_numpy(self.table.vector[np.maximum(row_M, 0)].astype(np.float32))
-        is_new_M = row_M < 0
-        if is_new_M.any():
-            rates_MW, mean_rate_W = torch.zeros(1, len(WINDOWS_DAYS)), torch.ones(len(WINDOWS_DAYS))
-            for place in np.flatnonzero(is_new_M).tolist():  # one at a time: rounding depends on a product's shape
-                one = PinInputs(*(values[place : place + 1] for values in inputs))
-                vector_MV[place] = self.model.unit_pins(self.model.embed_pins(one, rates_MW, mean_rate_W))[0][0]
+        place_N, device = torch.from_numpy(np.flatnonzero(row_M < 0)), self.model.pin_length.device
+        rates_MW = torch.zeros(BLOCK_NEW_PINS, len(WINDOWS_DAYS), device=device)
+        mean_rate_W = torch.ones(len(WINDOWS_DAYS), device=device)
+        for some in place_N.split(BLOCK_NEW_PINS) if len(place_N) else ():
+            filled = torch.cat([some, some[:1].expand(BLOCK_NEW_PINS - len(some))])  # one shape for all
+            block = PinInputs(*(values[filled] for values in inputs)).to(device)
+            unit_MV, _ = self.model.unit_pins(self.model.embed_pins(block, rates_MW, mean_rate_W))
+            vector_MV[some] = unit_MV[: len(some)].cpu()
         return vector_MV
 
 

@@ -42,7 +42,7 @@ def validate(model: PartsModel, rows: DayRows) -> dict[str, float]:
 def _is_found(logits_BM: Tensor, rows: DayRows, k: int) -> Tensor:
     """Return which targets fewer than k pins are ranked before; ties count against a target."""
     if logits_BM.shape[1] <= k:
-        return torch.ones(len(rows.target_row_T), dtype=torch.bool)
+        return torch.ones_like(rows.target_row_T, dtype=torch.bool)
     limit_B = logits_BM.topk(k + 1, dim=1).values[:, k]
     return logits_BM[rows.target_row_T, rows.target_place_T] > limit_B[rows.target_row_T]
 

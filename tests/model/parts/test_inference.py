@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -185,6 +186,25 @@ def test_pins_that_came_after_training(tmp_path: Path) -> None:
     assert sorted(records.memory_pin.tolist()) == np.unique(timelines.pin).tolist()
     assert np.isfinite(records.vector_BV).all()
     assert np.isfinite(records.memory_increment).all()
+
+
+def test_new_pins_are_embedded_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """200 new pins need 4 calls of the model, not 200; the same vectors as one by one, bit for bit."""
+    model = random_model(content_dim=6)
+    known = known_pins(model, random_table(model, tmp_path, num_pins=3), num_pins=NUM_PINS)
+    pins = np.arange(203)
+    with torch.inference_mode():
+        one_by_one = [known.vectors(pins[pin : pin + 1], known.inputs(pins[pin : pin + 1])) for pin in pins]
+        calls, original = list[int](), model.embed_pins
+
+        def embed_pins(*inputs: Any) -> torch.Tensor:
+            calls.append(1)
+            return original(*inputs)
+
+        monkeypatch.setattr(model, "embed_pins", embed_pins)
+        together = known.vectors(pins, known.inputs(pins))
+    assert len(calls) == 4
+    assert torch.equal(together, torch.cat(one_by_one))
 
 
 def test_nobody_is_embedded(known: KnownPins) -> None:
