@@ -7,6 +7,9 @@ from pf_core.errors import PipelineError
 DAY_US = 86_400_000_000
 """Microseconds of a day."""
 
+COUNT_WINDOWS_DAYS = (1, 7, 28, 91, 364)
+"""Lengths of the windows in which the uses of pins are counted; the last one is the longest."""
+
 
 def parse_ds(ds: str) -> date:
     """Parse the day of a partition; anything but YYYY-MM-DD is a PipelineError."""

@@ -111,7 +111,7 @@ def test_folders_import_only_the_floors_below() -> None:
     ],
 )
 def test_the_parts_share_little_with_the_towers(folder: str, shared: set[str]) -> None:
-    """Of their own floor, they import themselves and what both families of models need."""
+    """The parts folders import, of their own floor, themselves and what both families of models need."""
     core = REPOSITORY / "pf_core"
     own, floor = f"pf_core.{folder.replace('/', '.')}.", f"pf_core.{folder.split('/')[0]}."
     found = {

@@ -17,7 +17,7 @@ import torch
 from pf_core.days import DAY_US, ds_start_us
 from pf_core.hashing import combined
 from pf_core.model.device import single_threaded
-from pf_core.model.parts.inputs import PinInputs
+from pf_core.model.parts.inputs import PinInputs, unit_rows
 from pf_core.model.parts.model import PartsModel
 from pf_core.model.parts.statistics import DayCounts, raw_statistics
 from pf_core.model.parts.table import PinTable
@@ -131,8 +131,7 @@ def unit_content(chunk: pa.Table, content_dim: int) -> np.ndarray:
     is_there = np.asarray(column.is_valid())
     result = np.zeros((len(chunk), content_dim), np.float32)
     result[is_there] = column.filter(pa.array(is_there)).flatten().to_numpy().reshape(-1, content_dim)
-    norm = np.linalg.norm(result, axis=1, keepdims=True)
-    return np.divide(result, norm, out=result, where=norm > 0)
+    return unit_rows(result)
 
 
 def _filled(values: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,7 @@ from pf_core.logs.positives import positive_mask
 from pf_core.model.checkpoint import ModelDescription, load_parts
 from pf_core.model.device import single_threaded
 from pf_core.model.parts.inference import KnownPins, Records, embed_records
+from pf_core.model.parts.inputs import unit_rows
 from pf_core.model.parts.model import PartsModel
 from pf_core.model.parts.table import PinTable
 from pf_core.pins.lookup import find_pins
@@ -116,9 +117,7 @@ def read_parts_inputs(
         if not model.content_dim:
             return np.zeros((len(pin_M), 0), np.float32)
         vectors = np.asarray(pins.feature[np.maximum(feature_row[pin_M], 0)], np.float32)
-        norm = np.linalg.norm(vectors, axis=1, keepdims=True)
-        is_there = is_known[pin_M, None] & (norm > 0)
-        return np.divide(vectors, norm, out=np.zeros_like(vectors), where=is_there)
+        return unit_rows(np.where(is_known[pin_M, None], vectors, np.float32(0)))
 
     has_action = length > 0
     return PartsInputs(

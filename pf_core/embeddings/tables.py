@@ -167,7 +167,7 @@ class PinEmbeddingInputs(TypedDict):
     pin_features_version: str
     model_version: str
     pin_counts: NotRequired[str]
-    """Of a model of parts: digest of the counts of the pins as of the day."""
+    """Digest of the counts of the pins as of the day; only models of parts read them."""
 
 
 class PinEmbeddingContent(TypedDict):

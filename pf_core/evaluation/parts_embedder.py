@@ -16,12 +16,12 @@ from pf_core.evaluation.increments import Increments, QueryVectors
 from pf_core.evaluation.question import Question
 from pf_core.model.checkpoint import ModelDescription, load_parts
 from pf_core.model.parts.inference import KnownPins, embed_records
+from pf_core.model.parts.inputs import unit_rows
 from pf_core.pins.lookup import find_pins
 from pf_core.storage.arrays import read_arrow
 from pf_core.timelines.arrays import Timelines, recode
 from pf_core.training.parts.counts import count_before
 from pf_core.training.parts.prepared import PinsOfDay, pins_of_day
-from pf_core.training.parts.rows import unit_rows
 
 READ = ("pin", "ts", "surface", "duration", "is_positive")
 

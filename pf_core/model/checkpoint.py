@@ -64,9 +64,9 @@ class ModelDescription(TrainedOn):
     slices: NotRequired[dict[str, list[int]]]
     """First and last coordinate (exclusive) of each part of a stored vector; absent in models of older versions."""
     feature_scale: NotRequired[float]
-    """Of towers: the factor that brings content vectors to unit variance."""
+    """Factor that brings content vectors to unit variance; only towers have it."""
     positive: NotRequired[dict[str, Any]]
-    """Of a model of parts: `source.positive` as JSON, as it was when the model was trained."""
+    """`source.positive` as JSON, as it was when the model was trained; only models of parts have it."""
 
 
 def save_checkpoint(

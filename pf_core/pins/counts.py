@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pf_core.config.site import Site
-from pf_core.days import ds_range, shift_ds
+from pf_core.days import COUNT_WINDOWS_DAYS, ds_range, shift_ds
 from pf_core.hashing import digest_of, is_held_out
 from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.logs.partition import bucket_files, raw_digest
@@ -34,8 +34,7 @@ from pf_core.storage.arrays import read_arrow
 from pf_core.storage.cache import fetched
 from pf_core.storage.files import read_json, read_parquet, write_file, write_json
 
-WINDOWS_DAYS = (1, 7, 28, 91, 364)
-"""Lengths of the windows; the last one is the longest."""
+WINDOWS_DAYS = COUNT_WINDOWS_DAYS
 
 NO_DAY = -1
 """`first_day_N` of a pin without any user-day."""

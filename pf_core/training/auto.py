@@ -21,10 +21,9 @@ import numpy as np
 
 from pf_core.config.parts import PartsConfig
 from pf_core.config.training import TrainConfig, auto, change_auto
+from pf_core.days import DAY_US
 from pf_core.timelines.arrays import Timelines, ragged
 from pf_core.training.training_set import TrainingSet
-
-DAY_US = 86_400_000_000
 
 MIN_REPEAT_SHARE = 0.02
 """Memory is on if at least this share of the targets is on pins that the user had acted on before."""

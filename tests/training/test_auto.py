@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from pf_core.config.training import auto
+from pf_core.days import DAY_US
 from pf_core.errors import PipelineError
 from pf_core.timelines.arrays import Timelines
 from pf_core.training import auto as auto_module
-from pf_core.training.auto import DAY_US, Choice, count_repeats, describe_choice, resolve_auto
+from pf_core.training.auto import Choice, count_repeats, describe_choice, resolve_auto
 from pf_core.training.plan import resolve_config
 from pf_core.training.training_set import TrainingSet, open_training_set
 from tests.support.planted import FEATURE_DIM, NUM_DAYS, START_US, write_planted_set

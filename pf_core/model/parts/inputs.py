@@ -7,6 +7,7 @@ W windows of days.
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,3 +48,9 @@ class OwnPins(NamedTuple):
 def sums_by_user(values_PK: Tensor, own: OwnPins) -> Tensor:
     """Return the sum of the values over the own pins of each user, sums_BK."""
     return values_PK.new_zeros(own.num_users, values_PK.shape[1]).index_add_(0, own.row_P, values_PK)
+
+
+def unit_rows(vectors_MC: np.ndarray) -> np.ndarray:
+    """Return the rows divided by their norms; zeros stay zeros."""
+    norm_M1 = np.linalg.norm(vectors_MC, axis=1, keepdims=True)
+    return np.divide(vectors_MC, norm_M1, out=np.zeros_like(vectors_MC), where=norm_M1 > 0)

@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-WINDOWS_DAYS = (1, 7, 28, 91, 364)
+from pf_core.days import COUNT_WINDOWS_DAYS
+
+WINDOWS_DAYS = COUNT_WINDOWS_DAYS
 
 STATISTICS = (
     "log rate, 1 day",

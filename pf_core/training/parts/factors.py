@@ -55,7 +55,7 @@ def fit_factors(
     pairs = _pairs_before(timelines, day, num_pins, share)
     num_users_N = np.bincount(pairs.pin, minlength=num_pins)
     days_N = np.bincount(pairs.pin, pairs.num_days, minlength=num_pins)
-    factor_ND = _decompose(pairs, num_users_N, num_users=timelines.num_users, dim=dim)
+    factor_ND = _decompose(pairs, num_users_N, dim=dim)
     if onto is not None:
         factor_ND = turned(factor_ND, onto)
     num_users = num_users_N / share
@@ -101,7 +101,7 @@ def _pairs_before(timelines: Timelines, day: int, num_pins: int, share: float) -
     return _Pairs(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _decompose(pairs: _Pairs, num_users_N: np.ndarray, *, num_users: int, dim: int) -> np.ndarray:
+def _decompose(pairs: _Pairs, num_users_N: np.ndarray, *, dim: int) -> np.ndarray:
     """Return the unit rows of V sqrt(S), dim numbers each; missing dimensions are zeros."""
     factor_ND = np.zeros((len(num_users_N), dim), np.float32)
     used, pin = np.unique(pairs.pin, return_inverse=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 from pf_core.config.training import TrainConfig
 from pf_core.days import DAY_US
 from pf_core.hashing import mixed, uniform
-from pf_core.model.parts.inputs import OwnPins, PinInputs
+from pf_core.model.parts.inputs import OwnPins, PinInputs, unit_rows
 from pf_core.model.parts.own_pins import OwnPinArrays, own_pins
 from pf_core.model.parts.sequence import NewestActions, newest_actions
 from pf_core.timelines.arrays import Timelines, ragged
@@ -311,12 +311,6 @@ def as_own_pins(own: OwnPinArrays, place_P: np.ndarray, *, num_users: int) -> Ow
         features_PX=torch.from_numpy(own.features_PX),
         action_type_P=torch.from_numpy(own.action_type_P),
     )
-
-
-def unit_rows(vectors_MC: np.ndarray) -> np.ndarray:
-    """Return the rows divided by their norms; zeros stay zeros."""
-    norm_M1 = np.linalg.norm(vectors_MC, axis=1, keepdims=True)
-    return np.divide(vectors_MC, norm_M1, out=np.zeros_like(vectors_MC), where=norm_M1 > 0)
 
 
 def is_validation(user_R: np.ndarray, share: float) -> np.ndarray:

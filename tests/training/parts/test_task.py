@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from pf_core.config.training import TrainConfig, auto, change_auto
 from pf_core.model.checkpoint import load_parts
 from pf_core.model.parts.inference import KnownPins, embed_records
+from pf_core.model.parts.inputs import unit_rows
 from pf_core.pins.lookup import find_pins
 from pf_core.storage.arrays import read_arrow
 from pf_core.training.parts import prepared as prepared_module
 from pf_core.training.parts.factors import fit_factors
-from pf_core.training.parts.rows import unit_rows
 from pf_core.training.refit import read_judged
 from pf_core.training.trainer import train
 from pf_core.training.training_set import open_training_set
