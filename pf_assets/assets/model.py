@@ -96,10 +96,11 @@ def pinnerformer_model_asset(site: Site) -> dg.AssetsDefinition:
         },
     )
     def pinnerformer_model(context: dg.AssetExecutionContext, config: ModelRun) -> dg.MaterializeResult[None]:
-        """The trained user tower and pin tower, which make all embeddings (paper, sections 3.1 to 3.4).
+        """The trained model, which makes all embeddings of users and pins.
 
-        A transformer turns the newest actions of a user into one embedding, trained with the dense all-action loss. An
-        interrupted training continues from its last checkpoint. A model whose loss fell becomes the candidate.
+        With preset auto it has parts: taste, content, trend, and a memory of each user's own pins; `chosen` names its
+        settings with their reasons. The other presets train the paper's towers (sections 3.1 to 3.4). An interrupted
+        training continues from its last checkpoint. A model whose loss fell becomes the candidate.
         """
         plan = plan_model(site, None if config.preset is None else config.preset.value, config.changes)
         for choice in plan.chosen:

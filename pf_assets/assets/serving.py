@@ -29,7 +29,7 @@ def pin_embeddings_asset(site: Site) -> dg.AssetsDefinition:
         kinds={"lance", "pytorch"},
     )
     def pin_embeddings(context: dg.AssetExecutionContext) -> None:
-        """The embedding of every candidate pin, by the pin tower of the model that embedded the day's users.
+        """The embedding of every candidate pin, by the model that embedded the day's users.
 
         Users and pins can be compared only if one model embedded both (paper, section 3.6). The pin tower is a small
         MLP on existing features, so all pins are embedded every day.
