@@ -8,7 +8,7 @@ The preset `auto` chooses these settings from the counts of the training set (`t
 torch.
 """
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pf_core.config.base import Strict
 
@@ -65,3 +65,12 @@ class PartsConfig(Strict):
     """Largest number of own pins that a user's record remembers."""
     max_factor_pairs: int = Field(default=20_000_000, ge=1)
     """Largest number of (user, pin) pairs that factors are fitted on; beyond it, on a sample of the users."""
+
+    @model_validator(mode="after")
+    def _has_a_vector(self) -> "PartsConfig":
+        if not (self.factor_dim or self.content or self.trend_dim):
+            raise ValueError(
+                "factor_dim, trend_dim and content (also off where no pin has a content vector) are all switched off: "
+                "a vector would have no part; leave one of them on"
+            )
+        return self

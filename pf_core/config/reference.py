@@ -25,10 +25,11 @@ the pipeline runs. `PF_SITE` names the file. `${NAME}` is replaced by an environ
 default; relative paths count from the file. An unknown key, a wrong type or a key that stands twice is an error that
 names the key.
 
-`pf check SITE.yaml` reads the first rows of the logs with it and shows what is kept and why the rest is not. Complete
-examples: `dagster_home/demo.yaml`, `docs/sources/globo.yaml` (CSV, content vectors), `docs/sources/kuairand.yaml`
-(flags instead of an action type), `docs/sources/movietweetings.yaml` (no header, `::`),
-`docs/sources/completejourney.yaml` (Parquet, rows left out by a rule).
+`pf init LOGS` writes one for logs that it has looked at. `pf check SITE.yaml` reads the logs with it, of large ones a
+sample, and shows what is kept and why the rest is not, and what will become of it. Complete examples:
+`dagster_home/demo.yaml`, `docs/sources/globo.yaml` (CSV, content vectors), `docs/sources/kuairand.yaml` (flags instead
+of an action type), `docs/sources/movietweetings.yaml` (no header, `::`), `docs/sources/completejourney.yaml` (Parquet,
+rows left out by a rule).
 
 This page is made from the configuration models by `make docs`; a test compares them.
 

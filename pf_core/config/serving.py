@@ -1,10 +1,11 @@
 """The site file's `serving` section: how users are embedded, indexed and released, and when a model is promoted."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from pf_core.config.base import Strict
+from pf_core.config.cron import cron_text
 
 StoreKind = Literal["lmdb", "redis"]
 
@@ -118,7 +119,7 @@ class ServingConfig(Strict):
     """When a candidate model becomes champion."""
     quality: ServingQuality = ServingQuality()
     """Limits beyond which a day's embeddings are abnormal."""
-    daily_cron: str = "0 2 * * *"
+    daily_cron: Annotated[str, BeforeValidator(cron_text)] = "0 2 * * *"
     """When the daily schedule runs, as a cron expression in UTC: the logs of the day before must be complete."""
-    training_cron: str = "0 6 * * 1"
+    training_cron: Annotated[str, BeforeValidator(cron_text)] = "0 6 * * 1"
     """When the training schedule runs, as a cron expression in UTC."""

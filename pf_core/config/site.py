@@ -18,8 +18,9 @@ from pydantic import (
 
 from pf_core.config.base import Strict
 from pf_core.config.serving import ServingConfig
-from pf_core.config.source import Source, ds_text
-from pf_core.config.training import TrainingConfig
+from pf_core.config.source import Source
+from pf_core.config.training_section import TrainingConfig
+from pf_core.days import parse_ds
 from pf_core.errors import PipelineError
 from pf_core.storage.files import is_remote, local_dir, path_of
 
@@ -31,6 +32,13 @@ _PLACEHOLDER = re.compile("\ue000(?P<number>[\ue100-\uf8ff])\ue001*\ue002")
 _FIRST_NUMBER = 0xE100
 
 _TYPES_OF_VALUES = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "timestamp")}
+
+
+def _ds_text(value: Any) -> str:
+    """Return a day as text, YYYY-MM-DD; YAML reads 2026-01-01 as a date."""
+    text = str(value)
+    parse_ds(text)
+    return text
 
 
 class TimelineConfig(Strict):
@@ -110,11 +118,13 @@ class Site(Strict):
     end_ds: str | None = None
     """Last day of the site, YYYY-MM-DD (UTC); without it, a new day is added every day."""
     data_dir: str = "../data"
-    """Folder in which the site's own folder is created: a path relative to the site file, or
-    s3://bucket/folder."""
+    """Folder in which everything is written: the site's own folder (its name), and `mlflow`. A path relative to the
+    site file, or s3://bucket/folder. The default is `data` beside the folder of the site file: for
+    /logs/mysite/site.yaml, /logs/data."""
     deletion_list: str | None = None
-    """Text file (a path, or s3://…) with one user id a line: these users are removed and stay out. If it is named,
-    it must exist."""
+    """File (a path, or s3://…) with a line for each user who is removed and stays out: `{"user_id": 777}` or
+    `{"user_id": "alice"}`, as `pf forget` writes them; a plain id is read, too, if it can mean one user only. If the
+    file is named, it must exist."""
     source: Source
     """Where the logs and the pins are, and how they are read."""
     timelines: TimelineConfig = TimelineConfig()
@@ -131,7 +141,7 @@ class Site(Strict):
     @field_validator("start_ds", "end_ds", mode="before")
     @classmethod
     def _dates_as_text(cls, value: Any) -> Any:
-        return None if value is None else ds_text(value)
+        return None if value is None else _ds_text(value)
 
     @model_validator(mode="after")
     def _days_in_order(self) -> "Site":
@@ -183,19 +193,24 @@ def load_site(path: Path, *, environment: Mapping[str, str]) -> Site:
         site = Site.model_validate(content)
     except ValidationError as error:
         raise PipelineError(f"{path}:\n{_explain(error)}") from None  # its text quotes values, and so a secret
-    folder = path.resolve().parent
+    deletion_list = site.deletion_list
     return site.model_copy(
         update={
-            "data_dir": _from(folder, site.data_dir),
-            "deletion_list": None if site.deletion_list is None else _from(folder, site.deletion_list),
-            "source": site.source.model_copy(update={"root": _from(folder, site.source.root)}),
+            "data_dir": _from(path, "data_dir", site.data_dir),
+            "deletion_list": None if deletion_list is None else _from(path, "deletion_list", deletion_list),
+            "source": site.source.model_copy(update={"root": _from(path, "source.root", site.source.root)}),
         }
     )
 
 
-def _from(folder: Path, path: str) -> str:
+def _from(site_file: Path, key: str, path: str) -> str:
     """Make a path of the site file absolute; a URL stays as it is."""
-    return str(path_of(path)) if "://" in path else str((folder / path).resolve())
+    if "://" not in path:
+        return str((site_file.resolve().parent / path).resolve())
+    try:
+        return str(path_of(path))
+    except PipelineError as error:
+        raise PipelineError(f"{site_file}: {key}: {error.what}", error.remedy) from None
 
 
 class _SiteLoader(yaml.SafeLoader):
@@ -205,11 +220,13 @@ class _SiteLoader(yaml.SafeLoader):
     then a placeholder of the same length stands for each, which keeps the columns in error messages right. A scalar
     that is a variable alone and is not quoted gets the type of its value: a number, true or false, a day, or null.
 
-    YAML lets a later key silently replace an earlier one; here that is an error.
+    YAML lets a later key silently replace an earlier one; here that is an error. So is a variable in a key, mostly one
+    whose colon has no space after it: an error would quote the key, and with it the value.
     """
 
     def __init__(self, text: str, environment: Mapping[str, str], path: Path) -> None:
         self._variables: list[re.Match[str]] = []
+        self._with_variable: list[yaml.ScalarNode] = []
         self._environment, self._path = environment, path
         super().__init__(_VARIABLE.sub(self._placeholder, text))
 
@@ -217,6 +234,8 @@ class _SiteLoader(yaml.SafeLoader):
         node = super().compose_scalar_node(anchor)
         is_alone = not node.style and _PLACEHOLDER.fullmatch(node.value)
         value = _PLACEHOLDER.sub(self._value, node.value)
+        if value != node.value:
+            self._with_variable.append(node)
         if is_alone:
             tag = self.resolve(yaml.ScalarNode, value, (True, False))  # type: ignore[no-untyped-call]
             node.tag = tag if tag in _TYPES_OF_VALUES else "tag:yaml.org,2002:str"
@@ -246,6 +265,11 @@ class _SiteLoader(yaml.SafeLoader):
         )
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        for key, _ in node.value:
+            if any(key is scalar for scalar in self._with_variable):
+                raise yaml.MarkedYAMLError(
+                    problem="a key has a variable (is a space missing after a colon?)", problem_mark=key.start_mark
+                )
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:

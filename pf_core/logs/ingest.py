@@ -27,7 +27,8 @@ from pf_core.days import ds_range
 from pf_core.engine.base import Engine
 from pf_core.engine.shuffle import ShuffleShare, merge_parts
 from pf_core.errors import PipelineError
-from pf_core.logs.partition import BucketFile, PartitionWriter, RawManifest, write_bucket, writing_partitions
+from pf_core.logs.partition import RawManifest
+from pf_core.logs.partition_writer import BucketFile, PartitionWriter, write_bucket, writing_partitions
 from pf_core.logs.quarantine import Quarantine
 from pf_core.logs.routing import Arrival, Router, Tally, find_arrivals, num_days_complete
 from pf_core.logs.settings import IngestSettings

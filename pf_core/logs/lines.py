@@ -133,7 +133,7 @@ class TextFile:
         """Yield (whole lines, True), as many as a block holds, and (its start, False) for a line that is too long."""
         held, is_first = b"", True
         is_skipping = is_after_cr = False
-        with _open_text(self._path) as stream:
+        with open_text(self._path) as stream:
             while chunk := stream.read(BLOCK_BYTES):
                 if is_first:
                     chunk, is_first = self._check_start(chunk), False
@@ -262,7 +262,7 @@ def _not_utf8(block: LineBlock) -> np.ndarray:
     return np.array(wrong, np.int64)
 
 
-def _open_text(path: Path) -> pa.NativeFile:
+def open_text(path: Path) -> pa.NativeFile:
     """Open a text file, decompressed by its suffix."""
     compression = COMPRESSION.get(path.suffix)
     if compression is not None and path.stat().st_size == 0:

@@ -1,4 +1,4 @@
-"""Mapping of foreign rows to raw_actions rows: the site file's mapping, compiled to one SQL statement for DuckDB.
+"""Mapping of foreign rows to raw_actions rows, by the statement that `mapping_sql.py` compiles.
 
 A row is skipped by a rule, quarantined with the first reason that applies, or kept; the reason names the contract
 field and the foreign column. Rules that skip come first, so that a site can leave out its rows without a user. A
@@ -15,21 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pf_core.config.source import ActionsSource, CategoryField, Condition, IdField, Rule
+from pf_core.config.fields import CategoryField
+from pf_core.config.source import ActionsSource
 from pf_core.errors import PipelineError
-from pf_core.logs.parquet_columns import raw_json, within_calendar
-from pf_core.logs.readers import RawBatch
+from pf_core.logs.mapping_sql import EARLIEST_US, LATEST_US, SKIPPED, as_raw, statement, value_type
+from pf_core.logs.parquet_columns import raw_json
+from pf_core.logs.quarantine import REDACTED
+from pf_core.logs.raw_batch import RawBatch
 from pf_core.schemas import TIMESTAMP, id_arrow_type
 
-EARLIEST_US = 946_684_800_000_000  # 2000-01-01; a time outside these two has a wrong unit
-
-LATEST_US = 4_102_444_800_000_000  # 2100-01-01
-
 MAX_CATEGORIES = 2**15
-
-_SKIPPED = "\x00skip"
-
-_SKIPPED_CODE = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +58,10 @@ class ActionMapper:
         """Map a table of foreign rows that has all columns of the mapping."""
         if raw.num_rows:  # without rows, the columns have no types of their own
             _check_types(self._source, raw.schema)
-        statement = self._statement_for(raw.schema)
+        compiled = self._statement_for(raw.schema)
         raw = as_raw(raw)
         try:
-            mapped = self._connection.sql(statement).to_arrow_table()
+            mapped = self._connection.sql(compiled).to_arrow_table()
         except duckdb.Error as error:
             problem = str(error).splitlines()[0]  # without DuckDB's stack
             raise PipelineError(f"the columns of {self._source.path} cannot be mapped: {problem}") from error
@@ -81,7 +76,7 @@ class ActionMapper:
             kept, bad = np.flatnonzero(is_good), np.flatnonzero(~is_good)
             mapped = mapped.filter(pa.array(is_good))
         texts = np.array(reason.take(pa.array(bad)).to_pylist(), object)
-        is_skipped = texts == _SKIPPED
+        is_skipped = texts == SKIPPED
         return MappedBatch(
             actions=_typed(mapped, self._source),
             kept=kept,
@@ -96,24 +91,35 @@ class ActionMapper:
         # Not keyed by the schema: its hash covers the metadata, which differs between files of the same columns.
         columns = tuple(zip(schema.names, schema.types, strict=True))
         if columns not in self._statements:
-            self._statements[columns] = _statement(self._source, schema)
+            self._statements[columns] = statement(self._source, schema)
         return self._statements[columns]
 
 
 def rejected_rows(
-    batches: list[RawBatch], raw: pa.Table, positions: np.ndarray, reasons: list[str]
+    batches: list[RawBatch],
+    raw: pa.Table,
+    positions: np.ndarray,
+    reasons: list[str],
+    *,
+    is_redacted: np.ndarray,
+    redact_malformed: bool,
 ) -> Iterator[tuple[Path, int, str, str]]:
     """Yield (file, row number, reason, content) of the malformed rows and of the rows at `positions` in `raw`.
 
     `raw` is the concatenation of the batches. The order is that of the files and their rows, so that it does not
-    depend on which batches were joined.
+    depend on which batches were joined. Redacted rows have REDACTED for their content.
     """
-    rejects = [(index, *row) for index, batch in enumerate(batches) for row in batch.malformed]
+    rejects = [
+        (index, number, reason, REDACTED if redact_malformed else text)
+        for index, batch in enumerate(batches)
+        for number, reason, text in batch.malformed
+    ]
     ends = np.cumsum([len(batch.row_number) for batch in batches])
-    for position, reason, text in zip(positions, reasons, raw_json(raw, positions), strict=True):
+    texts = raw_json(raw, positions)
+    for position, reason, text, redacted in zip(positions, reasons, texts, is_redacted, strict=True):
         index = int(np.searchsorted(ends, position, side="right"))
         number = batches[index].row_number[position - ends[index]]  # negative: counts from the batch's end
-        rejects.append((index, int(number), reason, text))
+        rejects.append((index, int(number), reason, REDACTED if redacted else text))
     for index, number, reason, text in sorted(rejects):
         yield batches[index].file, number, reason, text
 
@@ -154,226 +160,16 @@ def _check_types(source: ActionsSource, schema: pa.Schema) -> None:
         named["duration_s"] = {source.duration_s.column}
     for key, columns in named.items():
         for column in sorted(columns):
-            kind = _value_type(column, schema)
+            kind = value_type(column, schema)
             if pa.types.is_nested(kind) or pa.types.is_decimal256(kind):
                 raise PipelineError(
                     f"column {column!r} of {source.path} holds {kind}, not plain values",
                     f"name another column under `source.actions.{key}` in the site file, or write its parts as columns",
                 )
     ts, kind = source.ts, schema.field(source.ts.column).type
-    if ts.unit is None and not (pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_null(kind)):
+    is_described = ts.unit is not None or ts.format is not None
+    if not is_described and not (pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_null(kind)):
         raise PipelineError(
             f"column {ts.column!r} of {source.path} holds {kind}, not timestamps",
-            "give its unit in the site file: `source.actions.ts.unit` is s, ms, us or iso",
+            "give its unit in the site file: `source.actions.ts.unit` is s, ms, us or iso; or its `format`",
         )
-
-
-def _statement(source: ActionsSource, schema: pa.Schema) -> str:
-    """Return the SQL that selects the contract's columns and the reason to reject each row (NULL if there is none)."""
-    user, pin, ts = source.user_id, source.pin_id, source.ts
-    checks = [
-        *_skip_checks("action_type", source.action_type),
-        *_skip_checks("surface", source.surface),
-        *id_checks("user_id", user, schema),
-        *id_checks("pin_id", pin, schema),
-        (f"{is_missing(ts.column, schema)}", f"ts: missing (column {ts.column})"),
-        ("ts_us IS NULL", f"ts: not a time{f' in unit {ts.unit}' if ts.unit else ''} (column {ts.column})"),
-        (
-            f"ts_us NOT BETWEEN {EARLIEST_US} AND {LATEST_US}",
-            f"ts: outside 2000-2100{f', is unit {ts.unit} right?' if ts.unit else ''} (column {ts.column})",
-        ),
-        *_category_checks("action_type", source.action_type, schema),
-        *_category_checks("surface", source.surface, schema),
-    ]
-    duration = "0.0::FLOAT"
-    if source.duration_s is not None:
-        column = source.duration_s.column
-        scale = 1000.0 if source.duration_s.unit == "ms" else 1.0
-        number = _number(column, schema)
-        if not pa.types.is_integer(schema.field(column).type):
-            number = f"CASE WHEN isnan({number}) THEN 0 ELSE {number} END"
-        duration = f"TRY_CAST(coalesce({number}, 0) / {scale} AS FLOAT)"
-        checks += [
-            (
-                f"NOT ({is_missing(column, schema)}) AND {_number(column, schema)} IS NULL",
-                f"duration_s: not a number (column {column})",
-            ),
-            (
-                "duration_s IS NULL OR duration_s < 0 OR isinf(duration_s)",
-                f"duration_s: negative or infinite (column {column})",
-            ),
-        ]
-    cases = "\n".join(f"WHEN {test} THEN {sql_text(reason)}" for test, reason in checks)
-    return f"""
-        SELECT user_id, ts_us, pin_id, action_type, surface, duration_s, CASE {cases} END AS reason
-        FROM (SELECT *, {id_value(user, schema)} AS user_id, {id_value(pin, schema)} AS pin_id,
-                     {_time(source, schema)} AS ts_us, {_category(source.action_type, schema)} AS action_type,
-                     {_category(source.surface, schema)} AS surface, {duration} AS duration_s
-              FROM raw)
-    """
-
-
-def raw_column(column: str) -> str:
-    """Return the SQL name of a foreign column.
-
-    It never equals a name of ours, nor the name of a column that differs in case only: SQL ignores case.
-    """
-    return "raw_" + column.encode().hex()
-
-
-def as_raw(table: pa.Table) -> pa.Table:
-    """Rename the columns by `raw_column`, with values that DuckDB can hold."""
-    return pa.table({raw_column(name): within_calendar(table[name]) for name in table.column_names})
-
-
-def sql_text(value: str) -> str:
-    """Return a value as SQL string literal."""
-    return "'" + value.replace("'", "''") + "'"
-
-
-def _is_text(column: str, schema: pa.Schema) -> bool:
-    kind = _value_type(column, schema)
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-def _value_type(column: str, schema: pa.Schema) -> pa.DataType:
-    kind = schema.field(column).type
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
-def is_missing(column: str, schema: pa.Schema) -> str:
-    """Return the SQL condition that a value is NULL or an empty text."""
-    if _is_text(column, schema):
-        return f"({raw_column(column)} IS NULL OR {raw_column(column)} = '')"
-    return f"{raw_column(column)} IS NULL"
-
-
-def _number(column: str, schema: pa.Schema) -> str:
-    """Return the SQL expression of a column as DOUBLE, NULL where it is not a number."""
-    kind = schema.field(column).type
-    if pa.types.is_boolean(kind):
-        return f"{raw_column(column)}::INTEGER::DOUBLE"
-    if pa.types.is_integer(kind):
-        return f"{raw_column(column)}::DOUBLE"
-    return f"TRY_CAST({raw_column(column)} AS DOUBLE)"
-
-
-def id_value(field: IdField, schema: pa.Schema) -> str:
-    """Return the SQL expression of an id, NULL where an integer id is not an integer."""
-    column = raw_column(field.column)
-    kind = _value_type(field.column, schema)
-    if field.type == "string":
-        return f"{column}::VARCHAR"
-    if _is_text(field.column, schema):
-        return f"CASE WHEN regexp_full_match({column}, '-?[0-9]+') THEN TRY_CAST({column} AS BIGINT) END"
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return f"CASE WHEN {column} = floor({column}) THEN TRY_CAST({column} AS BIGINT) END"
-    return f"TRY_CAST({column} AS BIGINT)"
-
-
-def id_checks(name: str, field: IdField, schema: pa.Schema) -> list[tuple[str, str]]:
-    """Return (SQL condition, reason) pairs that reject a row for its id."""
-    checks = [(is_missing(field.column, schema), f"{name}: missing (column {field.column})")]
-    if field.type == "int":
-        if _is_text(field.column, schema):
-            checks.append(
-                (
-                    f"{name} IS NULL AND regexp_full_match({raw_column(field.column)}, '-?[0-9]+[.]0*')",
-                    f"{name}: a float like 17850.0 is not an integer: write the column as integers, or give it "
-                    f"`type: string` (column {field.column})",
-                )
-            )
-            is_integer = f"regexp_full_match({raw_column(field.column)}, '-?[0-9]+')"
-        else:
-            is_integer = str(pa.types.is_integer(_value_type(field.column, schema))).lower()
-        checks += [
-            (
-                f"{name} IS NULL AND {is_integer}",
-                f"{name}: an integer beyond 64 bits: give it `type: string` (column {field.column})",
-            ),
-            (f"{name} IS NULL", f"{name}: not an integer (column {field.column})"),
-        ]
-    return checks
-
-
-def _time(source: ActionsSource, schema: pa.Schema) -> str:
-    """Return the SQL expression of the time in microseconds, NULL where it is not a time."""
-    column, kind = raw_column(source.ts.column), schema.field(source.ts.column).type
-    if pa.types.is_timestamp(kind) or source.ts.unit in ("iso", None):
-        return f"epoch_us(TRY_CAST({column} AS TIMESTAMPTZ))"
-    factor = {"s": 1_000_000, "ms": 1_000, "us": 1}[source.ts.unit]
-    if pa.types.is_integer(kind):
-        bound = 2**62 // factor
-        return f"CASE WHEN {column} BETWEEN {-bound} AND {bound} THEN {column}::BIGINT * {factor} END"
-    return f"TRY_CAST(TRY(round(TRY_CAST({column} AS DECIMAL(30, 9)) * {factor})) AS BIGINT)"
-
-
-def _category(field: CategoryField, schema: pa.Schema) -> str:
-    """Return the SQL expression of a category: its code in the field's vocabulary, or its text if there is none."""
-    codes = {name: code for code, name in enumerate(field.vocabulary or ())}
-    if field.constant is not None:
-        return str(codes[field.constant])
-    if field.rules:
-        outcomes = [_SKIPPED_CODE if rule.value is None else codes[rule.value] for rule in field.rules]
-        cases = [f"WHEN {_holds(rule, schema)} THEN {code}" for rule, code in zip(field.rules, outcomes, strict=True)]
-        return f"CASE {' '.join(cases)} END"
-    assert field.column is not None
-    text = f"{raw_column(field.column)}::VARCHAR"
-    if field.values is None:
-        return f"nullif({text}, '')"
-    cases = [f"WHEN {sql_text(foreign)} THEN {codes[ours]}" for foreign, ours in field.values.items()]
-    return f"CASE {text} {' '.join(cases)} END"
-
-
-def _skip_checks(name: str, field: CategoryField) -> list[tuple[str, str]]:
-    """Return the (SQL condition, reason) pair that skips a row by a rule of a category, if a rule skips rows."""
-    return [(f"{name} = {_SKIPPED_CODE}", _SKIPPED)] if any(rule.skip for rule in field.rules) else []
-
-
-def _category_checks(name: str, field: CategoryField, schema: pa.Schema) -> list[tuple[str, str]]:
-    """Return (SQL condition, reason) pairs that reject a row for its category."""
-    checks = []
-    if field.column is not None:
-        checks.append((is_missing(field.column, schema), f"{name}: missing (column {field.column})"))
-        if field.values is not None:
-            checks.append((f"{name} IS NULL", f"{name}: unknown value (column {field.column})"))
-    elif field.rules:
-        checks.append((f"{name} IS NULL", f"{name}: no rule applies (columns {', '.join(sorted(field.columns))})"))
-    return checks
-
-
-def _holds(rule: Rule, schema: pa.Schema) -> str:
-    """Return the SQL condition that a rule applies."""
-    tests = [test for column, condition in rule.when.items() for test in _tests(column, condition, schema)]
-    return " AND ".join(tests) if tests else "true"
-
-
-def _tests(column: str, condition: Condition, schema: pa.Schema) -> list[str]:
-    """Return the SQL conditions of one column; a missing value meets none of them but `missing: true`."""
-    number = _number(column, schema)
-
-    def equals(value: str | int | float | bool) -> str:
-        if isinstance(value, str):
-            return f"{raw_column(column)}::VARCHAR = {sql_text(value)}"
-        if isinstance(value, bool) and _is_text(column, schema):
-            return f"TRY_CAST({raw_column(column)} AS BOOLEAN) = {value}"
-        if isinstance(value, int) and pa.types.is_integer(schema.field(column).type):
-            return f"{raw_column(column)} = {int(value)}"
-        return f"{number} = {float(value)}"
-
-    bounds = {">": condition.above, ">=": condition.at_least, "<": condition.below, "<=": condition.at_most}
-    tests = [
-        f"({number} {operator} {bound} AND NOT isnan({number}))"
-        for operator, bound in bounds.items()
-        if bound is not None
-    ]
-    if condition.equals is not None:
-        tests.append(equals(condition.equals))
-    if condition.any_of is not None:
-        tests.append("(" + " OR ".join(equals(value) for value in condition.any_of) + ")")
-    if condition.missing is not None:
-        is_absent = is_missing(column, schema)
-        if pa.types.is_floating(_value_type(column, schema)):  # NaN, as pandas has it
-            is_absent = f"({is_absent} OR isnan({raw_column(column)}))"
-        tests.append(is_absent if condition.missing else f"NOT {is_absent}")
-    return [f"coalesce({test}, false)" for test in tests]

@@ -5,6 +5,7 @@ A file may have types without kernels (string_view), times that neither DuckDB n
 """
 
 import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,27 @@ MAX_US = 1 << 53
 """Largest distance of a time from 1970 in microseconds: the year 2255. Times beyond it are set to it."""
 
 UNITS_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
+
+
+def leaf_names(schema: pa.Schema) -> Iterator[str]:
+    """Yield the names of the columns, and those of the fields of structs with dots: `item`, `item.id`."""
+
+    def within(field: pa.Field, name: str) -> Iterator[str]:
+        yield name
+        if pa.types.is_struct(field.type):
+            for index in range(field.type.num_fields):
+                inner = field.type.field(index)
+                yield from within(inner, f"{name}.{inner.name}")
+
+    for field in schema:
+        yield from within(field, field.name)
+
+
+def with_leaves(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Take structs apart until every one of the columns is there."""
+    while not set(columns) <= set(rows.column_names):
+        rows = rows.flatten()
+    return rows
 
 
 def with_plain_types(rows: pa.Table) -> pa.Table:

@@ -10,37 +10,24 @@
 Because the files are bucketed and sorted here, later stages read single buckets and never shuffle again. The same rows
 give the same bytes, so the SHA-256 of the files shows whether a day changed.
 
-This module defines the layout, reads partitions, and writes and publishes them. `ingest` decides which rows they get.
+This module defines the layout and reads partitions; `partition_writer.py` writes and publishes them.
 """
 
-import contextlib
 import hashlib
-import time
-import uuid
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pf_core.config.site import Site
 from pf_core.config.source import ActionsSource
 from pf_core.errors import PipelineError, materialize_command
-from pf_core.logs.positives import positive_mask
-from pf_core.logs.quarantine import Quarantine
-from pf_core.logs.remedies import remedy_of
-from pf_core.logs.routing import Arrival, InputFile, Tally, day_number
-from pf_core.logs.settings import IngestSettings
-from pf_core.progress import report
-from pf_core.schemas import QUARANTINE_SCHEMA, raw_actions_schema
-from pf_core.storage.builds import MANIFEST, building, publish_build
-from pf_core.storage.files import read_json, read_parquet, remove_tree, write_file
-from pf_core.storage.locks import exclusive
+from pf_core.layouts import refuse_other_layout
+from pf_core.logs.routing import InputFile
+from pf_core.schemas import QUARANTINE_SCHEMA
+from pf_core.storage.builds import MANIFEST
+from pf_core.storage.files import find_json, read_parquet
 
 # The manifest
 
@@ -61,6 +48,8 @@ class RawCounts(TypedDict):
     forgotten: int
     """Rows of users on the deletion list."""
     quarantined: int
+    redacted: NotRequired[int]
+    """How many of the quarantined rows are kept without their content; absent in the manifests of older versions."""
     users: int
     """Number of distinct users among the kept rows."""
     positive: int
@@ -81,6 +70,8 @@ class RawManifest(TypedDict):
     """Content of a partition's manifest.json."""
 
     ds: str
+    layout: NotRequired[int]
+    """Not in manifests of earlier versions, which are of layout 1."""
     site: str
     """Fingerprint of the site file that the partition was made with."""
     seconds: float
@@ -103,6 +94,10 @@ class RawManifest(TypedDict):
     """Log files of other days that were searched for rows of this day."""
     build: str
     """Name of the folder with the files."""
+    ingested_digest: NotRequired[str]
+    """Digest of the rows as they were ingested, if rows of forgotten users have been deleted since (`purge.py`)."""
+    users_deleted: NotRequired[int]
+    """Number of forgotten users whose rows have been deleted since."""
 
 
 def rows_not_kept(counts: RawCounts) -> list[str]:
@@ -122,6 +117,12 @@ def partition_dir(directory: Path, ds: str) -> Path:
     return directory / "raw_actions" / ds
 
 
+def lock_folder(directory: Path, actions: ActionsSource, ds: str) -> Path:
+    """Return the folder whose lock is that of a day. An undated log may have more days than a process can lock: one
+    lock for all of them."""
+    return partition_dir(directory, ds if actions.is_dated else ".")
+
+
 # Reading
 
 
@@ -131,9 +132,12 @@ def ingested_days(site: Site) -> list[str]:
 
 
 def read_manifest(site: Site, ds: str) -> RawManifest | None:
-    """Return the manifest of a day, or None if it has no partition."""
-    path = partition_dir(site.directory, ds) / MANIFEST
-    return read_json(path) if path.exists() else None
+    """Return the manifest of a day, or None if it has no partition; one of another layout is a PipelineError."""
+    manifest: RawManifest | None = find_json(partition_dir(site.directory, ds) / MANIFEST)
+    if manifest is not None:
+        command = materialize_command("raw_actions", ds)
+        refuse_other_layout("raw_actions", manifest, what=f"raw_actions {ds}", command=command)
+    return manifest
 
 
 def require_manifest(site: Site, ds: str) -> RawManifest:
@@ -148,13 +152,29 @@ def require_manifest(site: Site, ds: str) -> RawManifest:
 
 def raw_digest(site: Site, ds: str) -> str:
     """Return a digest of the partition's rows; it does not depend on when they were written."""
-    digests = [entry["sha256"] for entry in require_manifest(site, ds)["files"]]
-    return hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
+    return digest_of_rows(require_manifest(site, ds))
 
 
 def bucket_files(site: Site, ds: str) -> dict[int, Path]:
     """Return the Parquet file of each bucket that has actions on that day; a missing partition is an error."""
-    manifest = require_manifest(site, ds)
+    return files_of(site, require_manifest(site, ds))
+
+
+def digest_of_rows(manifest: RawManifest) -> str:
+    """Return a digest of the rows of the partition that a manifest describes.
+
+    Deleting rows of forgotten users does not change it: what was built from the rows leaves these users out.
+    """
+    return manifest.get("ingested_digest") or digest_of_files(manifest["files"])
+
+
+def digest_of_files(files: Sequence[BucketEntry]) -> str:
+    return hashlib.sha256("".join(entry["sha256"] for entry in files).encode()).hexdigest()[:16]
+
+
+def files_of(site: Site, manifest: RawManifest) -> dict[int, Path]:
+    """Return the Parquet file of each bucket that has actions; another number of buckets is a PipelineError."""
+    ds = manifest["ds"]
     if manifest["num_buckets"] != site.timelines.num_buckets:
         raise PipelineError(
             f"raw_actions {ds} has {manifest['num_buckets']} buckets, the site file says {site.timelines.num_buckets}",
@@ -170,190 +190,3 @@ def read_quarantine(site: Site, ds: str) -> pa.Table:
     if manifest is None or not manifest["quarantine_file"]:
         return QUARANTINE_SCHEMA.empty_table()
     return read_parquet(partition_dir(site.directory, ds) / manifest["build"] / manifest["quarantine_file"])
-
-
-# Writing buckets
-
-
-@dataclass(frozen=True, kw_only=True)
-class BucketFile:
-    """A written bucket: its entry in the manifest, and what it adds to the day's counts."""
-
-    ds: str
-    entry: BucketEntry
-    counts: dict[str, int]
-    by_type: dict[str, int]
-    by_surface: dict[str, int]
-
-
-def write_bucket(
-    settings: IngestSettings, ds: str, folder: Path, bucket: int, actions: pa.Table, num_duplicates: int
-) -> BucketFile:
-    """Write the sorted, distinct actions of one bucket to `folder`."""
-    ids = actions["user_id"].combine_chunks()
-    num_users = 1 + int(np.count_nonzero(pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)))
-    by_type, by_surface = (
-        {row["values"]: row["counts"] for row in actions[column].value_counts().to_pylist()}
-        for column in ("action_type", "surface")
-    )
-    return BucketFile(
-        ds=ds,
-        entry=_write_parquet(folder, bucket, actions, settings.actions),
-        counts={
-            "kept": actions.num_rows,
-            "users": num_users,
-            "duplicates": num_duplicates,
-            "positive": int(positive_mask(actions, settings.positive).sum()),
-        },
-        by_type=by_type,
-        by_surface=by_surface,
-    )
-
-
-def _write_parquet(folder: Path, bucket: int, actions: pa.Table, source: ActionsSource) -> BucketEntry:
-    path = folder / f"bucket-{bucket:05d}.parquet"
-    for name, category in (("action_type", source.action_type), ("surface", source.surface)):
-        if category.vocabulary is None:  # then codes are in the order in which values were read
-            actions = actions.set_column(actions.schema.get_field_index(name), name, _by_name(actions[name]))
-    # Sorted ids and times shrink to their differences, and LZ4 reads three times as fast as Zstandard.
-    ascending = ["ts", "user_id"] if source.user_id.type == "int" else ["ts"]
-    with write_file(path) as local:
-        pq.write_table(
-            actions.cast(raw_actions_schema(source.user_id.type, source.pin_id.type)),
-            local,
-            compression="lz4",
-            use_dictionary=["action_type", "surface"],
-            column_encoding=dict.fromkeys(ascending, "DELTA_BINARY_PACKED"),
-        )
-        with local.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        num_bytes = local.stat().st_size
-    return BucketEntry(bucket=bucket, name=path.name, num_rows=actions.num_rows, num_bytes=num_bytes, sha256=sha256)
-
-
-def _by_name(column: pa.ChunkedArray) -> pa.DictionaryArray:
-    """Return the same values with codes in alphabetical order, so that the same rows give the same bytes."""
-    texts = column.combine_chunks().cast(pa.string())
-    names = texts.unique().sort()
-    return pa.DictionaryArray.from_arrays(pc.index_in(texts, names).cast(pa.int16()), names)
-
-
-# Publishing days
-
-
-@contextlib.contextmanager
-def writing_partitions(
-    settings: IngestSettings, days: Sequence[str], tmp: Path
-) -> Iterator[tuple["PartitionWriter", Path]]:
-    """Lock the days; yield a writer of their partitions and a scratch folder in `tmp`.
-
-    On exit the scratch folder and all builds that were not published are removed.
-    """
-    with contextlib.ExitStack() as stack:
-        # An undated log may have more days than a process can lock: one lock for all of them.
-        for ds in days if settings.actions.is_dated else ["."]:
-            what = "raw_actions" if ds == "." else f"raw_actions {ds}"
-            stack.enter_context(exclusive(partition_dir(settings.directory, ds), what))
-        for ds in days:
-            for leftover in tmp.glob(f"raw_actions-{ds}-*"):  # scratch folders of a run that was killed
-                remove_tree(leftover)
-        builds = {ds: stack.enter_context(building(partition_dir(settings.directory, ds))) for ds in days}
-        writer = PartitionWriter(settings, builds)
-        scratch = tmp / f"raw_actions-{days[0]}-{uuid.uuid4().hex}"  # a lost task may still write to an old one
-        scratch.mkdir(parents=True)
-        stack.callback(remove_tree, scratch)
-        yield writer, scratch
-
-
-@dataclass(kw_only=True)
-class _Day:
-    """A partition in the making."""
-
-    tally: Tally
-    build: Path
-    by_type: Counter[str] = field(default_factory=Counter)
-    by_surface: Counter[str] = field(default_factory=Counter)
-    files: list[BucketEntry] = field(default_factory=list)
-    inputs: list[InputFile] = field(default_factory=list)
-    neighbours: list[InputFile] = field(default_factory=list)
-
-
-class PartitionWriter:
-    """Collects buckets and counts of consecutive days in new builds, and publishes each day when it is complete."""
-
-    def __init__(self, settings: IngestSettings, builds: Mapping[str, Path]) -> None:
-        self.settings = settings
-        self.days = {ds: _start_day(ds, build) for ds, build in builds.items()}
-        self._started = time.monotonic()
-
-    def add_inputs(self, arrival: Arrival) -> None:
-        """Record the files for the day on which they arrived, and for the days that may have rows in them."""
-        source = self.settings.actions
-        for ds, day in self.days.items():
-            if arrival.ds is None or arrival.ds == ds:
-                day.inputs += arrival.files
-            elif -source.early_days <= day_number(arrival.ds) - day_number(ds) <= source.late_days:
-                day.neighbours += arrival.files
-
-    def add_bucket(self, bucket: BucketFile) -> None:
-        day = self.days[bucket.ds]
-        day.files.append(bucket.entry)
-        day.tally.counts.update(bucket.counts)
-        day.by_type.update(bucket.by_type)
-        day.by_surface.update(bucket.by_surface)
-
-    def publish(self, ds: str, *, num_outside_site_days: int, num_other_days: int) -> RawManifest:
-        """Write the manifest of a day, which makes its build the one that readers use."""
-        day = self.days[ds]
-        counts, quarantine = day.tally.counts, day.tally.quarantine
-        quarantine_file = quarantine.close()
-        counts["quarantined"] = quarantine.by_reason.total()
-        if counts["quarantined"] and counts["quarantined"] == counts["read"]:
-            first = read_parquet(quarantine.path).slice(0, 1).to_pylist()[0]
-            raise PipelineError(
-                f"{ds}: not one of the {counts['read']:,} rows could be used. {first['source_file']}, "
-                f"row {first['row_number']}: {first['reason']}",
-                remedy_of(first["reason"]),
-            )
-        manifest: RawManifest = {
-            "ds": ds,
-            "site": self.settings.fingerprint,
-            "seconds": round(time.monotonic() - self._started, 2),
-            "num_buckets": self.settings.num_buckets,
-            "counts": {
-                "read": counts["read"],
-                "received": counts["received"],
-                "kept": counts["kept"],
-                "duplicates": counts["duplicates"],
-                "skipped": counts["skipped"],
-                "sent": counts["sent"],
-                "forgotten": counts["forgotten"],
-                "quarantined": counts["quarantined"],
-                "users": counts["users"],
-                "positive": counts["positive"],
-            },
-            "sent_to": dict(day.tally.sent_to),
-            "outside_site_days": num_outside_site_days,
-            "other_days": num_other_days,
-            "by_type": dict(day.by_type),
-            "by_surface": dict(day.by_surface),
-            "quarantined_by_reason": dict(quarantine.by_reason),
-            "quarantine_file": quarantine_file,
-            "files": sorted(day.files, key=lambda entry: entry["bucket"]),
-            "inputs": day.inputs,
-            "neighbours": day.neighbours,
-            "build": day.build.name,
-        }
-        self._started = time.monotonic()
-        for lost in day.build.glob(".*"):  # unfinished attempts at a bucket, of machines that died
-            remove_tree(lost)
-        publish_build(day.build, dict(manifest))
-        received = f" and {counts['received']:,} received from the files of other days" if counts["received"] else ""
-        kept = f"{counts['kept']:,} actions of {counts['users']:,} users"
-        outcomes = ", ".join([kept, *rows_not_kept(manifest["counts"])])
-        report(f"raw_actions {ds}: {counts['read']:,} rows read{received}: {outcomes}")
-        return manifest
-
-
-def _start_day(ds: str, build: Path) -> _Day:
-    return _Day(build=build, tally=Tally(ds=ds, quarantine=Quarantine(build / "quarantine.parquet")))

@@ -1,4 +1,9 @@
-"""Quarantine: a Parquet file of rejected rows, with the source file, row number, reason and content of each."""
+"""Quarantine: a Parquet file of rejected rows, with the source file, row number, reason and content of each.
+
+While there are users on the deletion list, a row is kept without its content if nobody can tell whose it is: a
+malformed line, a row without a readable user id, or with an id that looks like one of the list (`rejects.py`). File and
+row number still say where it is.
+"""
 
 from collections import Counter
 from contextlib import ExitStack
@@ -6,11 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pf_core.schemas import QUARANTINE_SCHEMA
 from pf_core.storage.cache import fetched
 from pf_core.storage.files import write_file
+
+REDACTED = "(content removed: whose row it is cannot be told, and users were forgotten)"
+"""Content of a row that may be that of a forgotten user."""
 
 _FLUSH_ROWS = 65_536
 
@@ -27,6 +36,8 @@ class Quarantine:
     num_chars: int = 0
     """Length of the contents of the rows not yet written."""
     by_reason: Counter[str] = field(default_factory=Counter)
+    num_redacted: int = 0
+    """Number of rows without their content."""
     writer: pq.ParquetWriter | None = None
     place: ExitStack = field(default_factory=ExitStack)
 
@@ -34,6 +45,7 @@ class Quarantine:
         self.held.append((str(file), row_number, reason, raw))
         self.num_chars += len(raw)
         self.by_reason[reason] += 1
+        self.num_redacted += raw == REDACTED
         if len(self.held) >= _FLUSH_ROWS or self.num_chars >= _FLUSH_CHARS:
             self.flush()
 
@@ -44,6 +56,7 @@ class Quarantine:
                 self._write(pa.table(batch))
                 for count in batch["reason"].value_counts().to_pylist():
                     self.by_reason[count["values"]] += count["counts"]
+                self.num_redacted += pc.sum(pc.equal(batch["raw"], REDACTED)).as_py()
 
     def flush(self) -> None:
         if self.held:

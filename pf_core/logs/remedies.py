@@ -52,8 +52,6 @@ def file_remedy(path: Path, compression: str | None, error: Exception) -> str:
 
 def column_remedy(present: Sequence[str], missing: Sequence[str]) -> str:
     """Return what to do about columns that a file does not have."""
-    if any(column.partition(".")[0] in present for column in missing):
-        return "keys of objects within a row cannot be named: write them as columns"
     if len(present) == 1:
         for delimiter in OTHER_DELIMITERS:
             if delimiter in present[0]:

@@ -13,17 +13,19 @@ from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from pf_core.config.source import DAY
+from pf_core.config.files import DAY
 from pf_core.days import ds_range, ds_start_us, shift_ds
 from pf_core.errors import PipelineError
 from pf_core.hashing import bucket_of, combined
 from pf_core.logs.mapping import ActionMapper, rejected_rows
 from pf_core.logs.quarantine import Quarantine
-from pf_core.logs.readers import RawBatch, find_files, join_batches, read_file
+from pf_core.logs.raw_batch import RawBatch
+from pf_core.logs.readers import find_files, join_batches, read_file
+from pf_core.logs.rejects import Forgotten
 from pf_core.logs.remedies import AFTER_ITS_FILE, OUTSIDE_SITE_DAYS, TOO_LATE, remedy_of
 from pf_core.logs.settings import IngestSettings
+from pf_core.printable import printable
 from pf_core.progress import Throttle, report
 from pf_core.storage.files import path_of, stamp_of
 
@@ -141,7 +143,7 @@ class Router:
 
     def __init__(self, settings: IngestSettings, tallies: Sequence[Tally], forgotten: pa.Array) -> None:
         """`tallies` has one entry for each wanted day; the days are consecutive."""
-        self._source, self._forgotten, self._tallies = settings.actions, forgotten, tallies
+        self._source, self._forgotten, self._tallies = settings.actions, Forgotten(forgotten), tallies
         self._num_buckets = settings.num_buckets
         self._mapper = ActionMapper(self._source)
         self._first_day = day_number(tallies[0].ds)
@@ -177,26 +179,27 @@ class Router:
                 positions = np.concatenate([mapped.rejected, mapped.kept[~accepted]])
                 reasons = mapped.reasons + [self._rule.reason(day, file_day) for day in row_day[~accepted]]
                 users = pa.concat_arrays([mapped.rejected_users, _users(mapped.actions.filter(pa.array(~accepted)))])
-                positions, reasons = self._without_forgotten(own, users, positions, reasons)
-                for reject in rejected_rows(batches, raw, positions, reasons):
+                stay = ~self._forgotten.are_listed(users)
+                own.counts["forgotten"] += int((~stay).sum())
+                reasons = [reason for reason, stays in zip(reasons, stay, strict=True) if stays]
+                for reject in self._rejects(batches, raw, positions[stay], reasons, users.filter(pa.array(stay))):
                     own.quarantine.add(*reject)
             self._count_days("received", row_day[accepted & (row_day != file_day)])
             self._report(f"raw_actions: reading the files of {ds_of(file_day)}")
             yield self._group(mapped.actions, row_day, accepted)
 
-    def _without_forgotten(
-        self, own: Tally, users: pa.Array, positions: np.ndarray, reasons: list[str]
-    ) -> tuple[np.ndarray, list[str]]:
-        """Leave out rejects of users on the deletion list: their rows may not stay in the quarantine either."""
-        stay = ~self._is_forgotten(users)
-        own.counts["forgotten"] += int((~stay).sum())
-        return positions[stay], [reason for reason, stays in zip(reasons, stay, strict=True) if stays]
-
-    def _is_forgotten(self, users: pa.Array) -> np.ndarray:
-        """Return which of the users are on the deletion list."""
-        if not len(self._forgotten):
-            return np.zeros(len(users), bool)
-        return np.asarray(pc.is_in(users, self._forgotten).to_numpy(zero_copy_only=False))
+    def _rejects(
+        self, batches: list[RawBatch], raw: pa.Table, positions: np.ndarray, reasons: list[str], users: pa.Array
+    ) -> Iterator[tuple[Path, int, str, str]]:
+        """Yield the malformed rows and the rows at `positions`, without what a forgotten user may have left there."""
+        return rejected_rows(
+            batches,
+            raw,
+            positions,
+            reasons,
+            is_redacted=self._forgotten.may_be(users),
+            redact_malformed=len(self._forgotten) > 0,
+        )
 
     def _route_undated(self, file: Path) -> Iterator[RoutedRows]:
         """Route rows to the days on which they happened.
@@ -219,10 +222,11 @@ class Router:
                 last_day = int(days[-1])
             else:
                 days = np.array([last_day])
-            listed = mapped.rejected[self._is_forgotten(mapped.rejected_users)]
+            listed = mapped.rejected[self._forgotten.are_listed(mapped.rejected_users)]
             forgotten.update(batch.row_number[listed].tolist())
             num_waiting = len(waiting)
-            waiting += [reject for _, *reject in rejected_rows([batch], batch.rows, mapped.rejected, mapped.reasons)]
+            rejects = self._rejects([batch], batch.rows, mapped.rejected, mapped.reasons, mapped.rejected_users)
+            waiting += [reject for _, *reject in rejects]
             skipped = np.concatenate([skipped, batch.row_number[mapped.skipped]])
             if last_day < 0:
                 num_chars += sum(len(text) for _, _, text in waiting[num_waiting:])
@@ -252,7 +256,7 @@ class Router:
             in_site = self._rule.in_site(row_day[mapped.kept])
             self.num_outside_site_days += int((~in_site).sum())
             self.num_other_days += self._count_days("read", row_day[mapped.kept][in_site])
-            self._report(f"raw_actions: reading {file}")
+            self._report(f"raw_actions: reading {printable(str(file))}")
             yield self._group(mapped.actions, row_day[mapped.kept], in_site)
         if waiting:
             number, reason, _ = waiting[0]
@@ -267,7 +271,7 @@ class Router:
         num_days = len(self._tallies)
         wanted = accepted & (row_day >= self._first_day) & (row_day < self._first_day + num_days)
         if len(self._forgotten):
-            listed = pc.is_in(actions["user_id"], self._forgotten).to_numpy()
+            listed = self._forgotten.are_listed(actions["user_id"])
             self._count_days("forgotten", row_day[wanted & listed])
             wanted &= ~listed
         if not wanted.all():

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from pf_core.config.files import Files
 from pf_core.config.site import Site, load_site
-from pf_core.config.source import ColumnVectors, Files, NpyVectors
+from pf_core.config.source import ColumnVectors, NpyVectors
 from pf_core.days import ds_range, ds_start_us, parse_ds, shift_ds
 from pf_core.errors import PipelineError
 
@@ -268,6 +269,8 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ("name: shop\n", "", "name: Field required"),
         ("at, unit: ms}", "at, unit: hours}", "source.actions.ts.unit"),
         ("at, unit: ms}", "at}", "source.actions: `ts.unit` is missing: give s, ms, us or iso"),
+        ("at, unit: ms}", 'at, unit: ms, format: "%Y-%m-%d"}', "source.actions.ts: give `unit` or `format`, not both"),
+        ("at, unit: ms}", 'at, format: "%m/%d %H:%M"}', "does not name year (%Y), month (%m or %b) and day (%d)"),
         ("type: string}\n    ts", "type: uuid}\n    ts", "source.actions.pin_id.type"),
         ("user_id: user", "user_id: pin", "source.actions: column 'pin' is mapped to two of"),
         ("user_id: user", "user_id: at", "source.actions: column 'at' is mapped to two of"),
@@ -543,3 +546,17 @@ def test_days() -> None:
     assert ds_start_us("2026-01-01") == (56 * 365 + 14) * 86_400 * 1_000_000  # 56 years, 14 of them leap years
     with pytest.raises(PipelineError, match="'2026-13-01' is not a day"):
         parse_ds("2026-13-01")
+
+
+def test_a_variable_in_a_key_is_refused_without_its_value(tmp_path: Path) -> None:
+    text = GOOD + "serving:\n  store: {kind: redis, url:${REDIS_URL}}\n"
+    message = refusal(tmp_path, text, ENVIRONMENT | REDIS)
+    assert "a key has a variable (is a space missing after a colon?) in line 27, column 24" in message
+    assert "s3cret" not in message
+
+
+@pytest.mark.parametrize("key", ["data_dir", "deletion_list", "root"])
+def test_an_unknown_object_store_is_refused_with_its_key(tmp_path: Path, key: str) -> None:
+    old = {"data_dir": "data_dir: ${SHOP_DATA:-out}", "deletion_list": "name: shop", "root": "root: ${SHOP_LOGS}"}[key]
+    new = "name: shop\ndeletion_list: ftp://x" if key == "deletion_list" else f"{key}: ftp://x"
+    assert f"{key}: ftp://x: unknown object store" in refusal(tmp_path, changed((old, new)))

@@ -8,12 +8,10 @@ from pydantic import ValidationError
 from pf_core.config.parts import PartsConfig
 from pf_core.config.serving import PromotionConfig
 from pf_core.config.training import (
-    LaunchConfig,
     LossConfig,
     ModelConfig,
     TowersPreset,
     TrainConfig,
-    TrainingConfig,
     auto,
     change_auto,
     choose,
@@ -21,6 +19,7 @@ from pf_core.config.training import (
     paper,
     tiny,
 )
+from pf_core.config.training_section import LaunchConfig, TrainingConfig
 from pf_core.errors import PipelineError
 
 PRESETS: dict[TowersPreset, Callable[[], TrainConfig]] = {"paper": paper, "demo": demo, "tiny": tiny}
@@ -185,6 +184,14 @@ def test_changes_of_auto_are_those_of_a_model_of_parts() -> None:
     for change in ({"model": {"num_layers": 4}}, {"sampling": {"objective": "sasrec"}}, {"loss": {}}, {"parts": None}):
         with pytest.raises(ValidationError, match=r"set training\.preset to demo or paper"):
             TrainingConfig(changes=change)
+
+
+def test_one_part_of_the_vector_stays_on() -> None:
+    off = {"factor_dim": 0, "trend_dim": 0, "content": False}
+    for left in off:
+        PartsConfig(**{name: value for name, value in off.items() if name != left})
+    with pytest.raises(ValidationError, match=r"are all switched off: a vector would have no part; leave one of them"):
+        TrainingConfig(changes={"parts": {**off, "memory": True, "transformer_layers": 2}})
 
 
 def test_the_number_of_evaluation_days_is_chosen_later_unless_it_is_given() -> None:

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pf_core.config.source import CategoryField, Positive
+from pf_core.config.fields import CategoryField
+from pf_core.config.source import Positive
 from pf_core.days import ds_range, ds_start_us, shift_ds
 from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError

@@ -15,11 +15,15 @@ from hypothesis import strategies as st
 
 from pf_core.config.source import ActionsSource
 from pf_core.errors import PipelineError
-from pf_core.logs import mapping, readers
-from pf_core.logs.mapping import EARLIEST_US, LATEST_US, ActionMapper, MappedBatch
+from pf_core.logs import mapping, mapping_sql, readers
+from pf_core.logs.mapping import ActionMapper, MappedBatch
+from pf_core.logs.mapping_sql import EARLIEST_US, LATEST_US
 from pf_core.logs.parquet_columns import raw_json
 from pf_core.schemas import raw_actions_schema
 
+NOT_AN_INTEGER = (
+    "user_id: not an integer (column u); ids that are text need `user_id: {column: u, type: string}` in the site file"
+)
 NEW_YEAR_S = (56 * 365 + 14) * 86_400  # 2026-01-01T00:00:00Z: 56 years after 1970, 14 of them leap years
 HOUR_S = 3_600
 
@@ -98,8 +102,8 @@ def test_the_statement_is_compiled_once_for_all_batches_of_the_same_columns(
         compiled.append(schema)
         return compile_statement(actions, schema)
 
-    compile_statement = mapping._statement
-    monkeypatch.setattr(mapping, "_statement", counting)
+    compile_statement = mapping_sql.statement
+    monkeypatch.setattr(mapping, "statement", counting)
     monkeypatch.setattr(readers, "BATCH_ROWS", 4)
     ids = list(range(20))
     table = pa.table({"u": ids, "p": ids, "t": [NEW_YEAR_S] * 20})
@@ -129,7 +133,7 @@ def test_integer_ids_from_text() -> None:
 def test_text_that_is_no_integer_id(text: str) -> None:
     mapped = map_columns({"u": ["12", text]})
     assert values(mapped, "user_id") == {0: 12}
-    assert reasons(mapped) == {1: "user_id: not an integer (column u)"}
+    assert reasons(mapped) == {1: NOT_AN_INTEGER}
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
@@ -140,7 +144,7 @@ def test_integer_ids_that_were_written_as_floats_are_explained(kind: pa.DataType
     assert values(mapped, "user_id") == {0: 17850}
     assert reasons(mapped) == {
         **dict.fromkeys([1, 2], f"user_id: {explained} (column u)"),
-        3: "user_id: not an integer (column u)",
+        3: NOT_AN_INTEGER,
     }
 
 
@@ -169,7 +173,7 @@ def test_integer_ids_from_float_columns() -> None:
     mapped = map_columns({"u": [12.0, -3.0, 12.5, float("nan"), float("inf"), 2.0**63, None]})
     assert values(mapped, "user_id") == {0: 12, 1: -3}
     assert reasons(mapped) == {
-        **dict.fromkeys([2, 3, 4, 5], "user_id: not an integer (column u)"),
+        **dict.fromkeys([2, 3, 4, 5], NOT_AN_INTEGER),
         6: "user_id: missing (column u)",
     }
 
@@ -177,7 +181,7 @@ def test_integer_ids_from_float_columns() -> None:
 def test_integer_ids_from_decimal_columns() -> None:
     mapped = map_columns({"u": [Decimal("12.0"), Decimal("12.5")]})
     assert values(mapped, "user_id") == {0: 12}
-    assert reasons(mapped) == {1: "user_id: not an integer (column u)"}
+    assert reasons(mapped) == {1: NOT_AN_INTEGER}
 
 
 def test_string_ids_from_text_and_integers() -> None:
@@ -192,7 +196,7 @@ def test_string_ids_from_text_and_integers() -> None:
 def test_other_kinds_of_text_are_text(kind: pa.DataType) -> None:
     mapped = map_columns({"u": pa.array(["12", "12.7", ""], kind)})
     assert values(mapped, "user_id") == {0: 12}
-    assert reasons(mapped) == {1: "user_id: not an integer (column u)", 2: "user_id: missing (column u)"}
+    assert reasons(mapped) == {1: NOT_AN_INTEGER, 2: "user_id: missing (column u)"}
 
 
 def test_dictionary_encoded_text_is_text() -> None:
@@ -287,6 +291,39 @@ def test_text_that_is_no_iso_time(text: str) -> None:
     mapped = map_columns({"t": [text]}, ts={"column": "t", "unit": "iso"})
     assert reasons(mapped) == {0: "ts: not a time in unit iso (column t)"}
     assert mapped.ts_us.tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "expected_s"),
+    [
+        ("1/1/2026 8:26", "%m/%d/%Y %H:%M", 8 * HOUR_S + 26 * 60),
+        ("01.01.26 01:00:00,5", "%d.%m.%y %H:%M:%S,%f", HOUR_S + 0.5),
+        ("Jan 1 2026 01:00 PM", "%b %d %Y %I:%M %p", 13 * HOUR_S),
+        ("01/Jan/2026:01:00:00 +0200", "%d/%b/%Y:%H:%M:%S %z", -HOUR_S),
+        (20260101, "%Y%m%d", 0),
+    ],
+)
+def test_text_in_a_stated_format(text: str | int, form: str, expected_s: float) -> None:
+    mapped = map_columns({"t": [text]}, ts={"column": "t", "format": form})
+    assert times_us(mapped) == {0: round((NEW_YEAR_S + expected_s) * 1_000_000)}
+
+
+def test_text_in_a_stated_format_is_in_the_stated_zone_unless_it_names_one() -> None:
+    ts = {"column": "t", "format": "%d.%m.%Y %H:%M", "timezone": "Europe/Berlin"}
+    assert times_us(map_columns({"t": ["01.01.2026 01:00"]}, ts=ts)) == {0: NEW_YEAR_S * 1_000_000}
+    ts |= {"format": "%d.%m.%Y %H:%M %z"}
+    assert times_us(map_columns({"t": ["01.01.2026 01:00 +0000"]}, ts=ts)) == {0: (NEW_YEAR_S + HOUR_S) * 1_000_000}
+
+
+@pytest.mark.parametrize("text", ["30.02.2026", "yesterday", "1.1.2026 x", "2026-01-01"])
+def test_text_in_another_format_is_no_time(text: str) -> None:
+    mapped = map_columns({"t": [text]}, ts={"column": "t", "format": "%d.%m.%Y"})
+    assert reasons(mapped) == {0: "ts: not a time of format %d.%m.%Y (column t)"}
+
+
+def test_a_format_that_nobody_knows_is_an_error() -> None:
+    with pytest.raises(PipelineError, match=r"the columns of log.parquet cannot be mapped: .*%Q"):
+        map_columns({"t": ["1.1.2026"]}, ts={"column": "t", "format": "%d.%m.%Y %Q"})
 
 
 @pytest.mark.parametrize("stated", ["s", "ms", "iso", None])
@@ -709,7 +746,10 @@ def test_a_log_may_use_our_names_for_its_columns() -> None:
 def test_a_log_may_name_its_columns_as_it_likes(name: str) -> None:
     mapped = map_columns({name: ["7", "x"]}, user_id=name)
     assert values(mapped, "user_id") == {0: 7}
-    assert reasons(mapped) == {1: f"user_id: not an integer (column {name})"}
+    shorthand = f"`user_id: {{column: {name}, type: string}}`"
+    assert reasons(mapped) == {
+        1: f"user_id: not an integer (column {name}); ids that are text need {shorthand} in the site file"
+    }
 
 
 HOSTILE = ["'; DROP TABLE raw; --", '" OR 1=1', "\\'", "$1", "?", "{}", "%s", "\x00skip", "' || user_id || '", "\n"]

@@ -19,13 +19,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pf_core.config.source import Files
+from pf_core.config.files import Files
 from pf_core.days import ds_start_us
 from pf_core.errors import PipelineError
 from pf_core.logs import lines as lines_module
 from pf_core.logs.lines import COMPRESSION
 from pf_core.logs.readers import read_file
 from tests.support.sites import START, SmallSite
+from tests.support.tried import Tried
 
 COLUMNS = ("user", "durée")
 Result = dict[int, tuple[str | None, ...] | str]
@@ -141,9 +142,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[random.Random], N
 
 
 def test_every_row_of_a_csv_file_is_accounted_for(
-    tmp_path: Path, pytestconfig: pytest.Config, small_blocks: Callable[[random.Random], None]
+    tmp_path: Path, pytestconfig: pytest.Config, tried: Tried, small_blocks: Callable[[random.Random], None]
 ) -> None:
-    for seed in range(pytestconfig.getoption("--fuzz")):
+    for seed in tried.each("mutated logs", pytestconfig.getoption("--fuzz")):
         rng = random.Random(seed)
         small_blocks(rng)
         style = STYLES[0] if rng.random() < 0.5 else rng.choice(STYLES)
@@ -159,10 +160,10 @@ def test_every_row_of_a_csv_file_is_accounted_for(
 
 
 def test_every_row_of_a_jsonl_file_is_accounted_for(
-    tmp_path: Path, pytestconfig: pytest.Config, small_blocks: Callable[[random.Random], None]
+    tmp_path: Path, pytestconfig: pytest.Config, tried: Tried, small_blocks: Callable[[random.Random], None]
 ) -> None:
     witness = b'{"user": 0, "dur\\u00e9e": 0}'  # a row with both keys: a file without one of them is refused
-    for seed in range(pytestconfig.getoption("--fuzz")):
+    for seed in tried.each("mutated logs", pytestconfig.getoption("--fuzz")):
         rng = random.Random(seed)
         small_blocks(rng)
         path, data = tmp_path / "x.jsonl", witness + b"\n" + some_file(rng, jsonl_row, None)
@@ -184,7 +185,7 @@ def compressed(codec: str, data: bytes) -> bytes:
 
 @pytest.mark.parametrize("suffix", [".csv.gz", ".jsonl.gz", ".csv.bz2", ".csv.zst", ".csv.lz4"])
 def test_a_damaged_compressed_file_is_refused_or_read_whole(
-    tmp_path: Path, pytestconfig: pytest.Config, suffix: str
+    tmp_path: Path, pytestconfig: pytest.Config, tried: Tried, suffix: str
 ) -> None:
     """Cut off, with other bytes behind its end, of several members; bits are flipped where the codec has checksums."""
     is_csv, codec = suffix.startswith(".csv"), COMPRESSION[f".{suffix.rpartition('.')[2]}"]
@@ -194,7 +195,7 @@ def test_a_damaged_compressed_file_is_refused_or_read_whole(
     path.write_bytes(compressed(codec, whole))
     expected = read(path)
     assert len(expected) == 40
-    for seed in range(pytestconfig.getoption("--fuzz")):
+    for seed in tried.each("mutated logs", pytestconfig.getoption("--fuzz")):
         rng = random.Random(seed)
         place = rng.choice([0, rng.randrange(len(whole)), len(whole)])
         first, second = compressed(codec, whole[:place]), compressed(codec, whole[place:])
@@ -213,12 +214,14 @@ def test_a_damaged_compressed_file_is_refused_or_read_whole(
         assert found is None or found == expected, seed
 
 
-def test_a_damaged_parquet_file_is_refused_or_has_all_its_rows(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+def test_a_damaged_parquet_file_is_refused_or_has_all_its_rows(
+    tmp_path: Path, pytestconfig: pytest.Config, tried: Tried
+) -> None:
     table = pa.table({"user": pa.array(range(500)), "durée": pa.array([number % 7 for number in range(500)])})
     sink = io.BytesIO()
     pq.write_table(table, sink, row_group_size=100, write_page_checksum=True)
     path = tmp_path / "x.parquet"
-    for seed in range(pytestconfig.getoption("--fuzz")):
+    for seed in tried.each("mutated logs", pytestconfig.getoption("--fuzz")):
         rng, data = random.Random(seed), bytearray(sink.getvalue())
         if rng.random() < 0.5:
             del data[rng.randrange(len(data)) :]
@@ -282,7 +285,7 @@ def account(site: SmallSite, days: list[str]) -> int | None:
 
 @pytest.mark.parametrize("path", ["logs/{ds}.parquet", "logs/*.parquet"])
 def test_every_row_of_a_parquet_log_is_accounted_for_whatever_its_types(
-    small_site: Callable[..., SmallSite], pytestconfig: pytest.Config, path: str
+    small_site: Callable[..., SmallSite], pytestconfig: pytest.Config, tried: Tried, path: str
 ) -> None:
     site = small_site(path=path)
     (site.root / "forget.txt").write_text("3\n4\n")
@@ -290,7 +293,7 @@ def test_every_row_of_a_parquet_log_is_accounted_for_whatever_its_types(
     (log.parent / f"{START}.parquet").write_bytes(log.read_bytes())
     whole, log = pq.read_table(log), log.parent / f"{START}.parquet"
     num_accounted = 0
-    for seed in range(pytestconfig.getoption("--fuzz") // 5):
+    for seed in tried.each("mutated logs", pytestconfig.getoption("--fuzz") // 5):
         rng, table = random.Random(seed), whole
         for index in rng.sample(range(table.num_columns), rng.randrange(1, 4)):
             valid = whole["time_us"].to_pylist() if table.column_names[index] == "time_us" else list(range(20))
@@ -308,6 +311,7 @@ def test_every_row_of_a_parquet_log_is_accounted_for_whatever_its_types(
 def test_every_row_of_a_mutated_log_is_accounted_for_by_ingestion(
     small_site: Callable[..., SmallSite],
     pytestconfig: pytest.Config,
+    tried: Tried,
     small_blocks: Callable[[random.Random], None],
     path: str,
 ) -> None:
@@ -320,7 +324,7 @@ def test_every_row_of_a_mutated_log_is_accounted_for_by_ingestion(
         time_us = start_us + rng.choice([number, number, -number, number * 86_400_000_000])
         return f"{number},p,{time_us},{rng.choice(['look', 'save', 'dance'])},home,{rng.choice(['', '1.5'])}".encode()
 
-    for seed in range(pytestconfig.getoption("--fuzz") // 5):
+    for seed in tried.each("mutated logs", pytestconfig.getoption("--fuzz") // 5):
         rng = random.Random(seed)
         small_blocks(rng)
         data = some_file(rng, row, b"user,pin,time_us,event,place,dwell_s")

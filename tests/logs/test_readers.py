@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pf_core.config.source import Files
+from pf_core.config.files import Files
 from pf_core.errors import PipelineError
 from pf_core.logs import lines as lines_module
 from pf_core.logs import readers as reading
-from pf_core.logs.readers import RawBatch, find_files, read_file
+from pf_core.logs.raw_batch import RawBatch
+from pf_core.logs.readers import find_files, read_file
 
 COLUMNS = ("a", "b")
 
@@ -296,15 +297,31 @@ def test_a_header_with_another_delimiter_names_it(tmp_path: Path, delimiter: str
     assert refusal(path).endswith(f"; its header is not divided: set `delimiter: {shown}` in the site file")
 
 
-def test_keys_within_a_column_are_refused_with_a_reason(tmp_path: Path) -> None:
-    remedy = "; keys of objects within a row cannot be named: write them as columns"
-    path = written(tmp_path / "x.jsonl", '{"a": {"id": 1}, "b": 2}\n')
-    with pytest.raises(PipelineError, match=r"no row .* has a key 'a\.id'; the first row has \['a', 'b'\]") as refused:
-        list(read_file(path, Files(path=path.name), ["a.id", "b"]))
-    assert str(refused.value).endswith(remedy)
-    pq.write_table(pa.table({"a": [{"id": 1}], "b": [2]}), tmp_path / "x.parquet")
-    with pytest.raises(PipelineError, match=remedy):
-        list(read_file(tmp_path / "x.parquet", Files(path="x.parquet"), ["a.id", "b"]))
+def test_jsonl_keys_of_objects_within_a_row_are_named_with_dots(tmp_path: Path) -> None:
+    lines = ['{"a": {"id": 1, "c": {"d": "x"}}, "b": 2}', '{"a": 7, "b": 3}', '{"a.id": 4, "a": {"id": 5}, "b": 6}']
+    path = written(tmp_path / "x.jsonl", "\n".join(lines))
+    batches = read_file(path, Files(path=path.name), ["b", "a.c.d", "a.id"])
+    assert [row for batch in batches for row in batch.rows.to_pylist()] == [
+        {"b": "2", "a.c.d": "x", "a.id": "1"},
+        {"b": "3", "a.c.d": None, "a.id": None},
+        {"b": "6", "a.c.d": None, "a.id": "4"},  # the key itself counts before the object
+    ]
+    with pytest.raises(PipelineError, match=r"no row .* has a key 'a\.user'; the first row has \['a', 'b'\]"):
+        list(read_file(path, Files(path=path.name), ["a.user", "b"]))
+
+
+def test_parquet_fields_of_structs_are_named_with_dots(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"a": [{"id": 1, "c": {"d": "x"}}, None], "b": [2, 3], "e.f": [4, 5]}), path)
+    (batch,) = read_file(path, Files(path=path.name), ["b", "a.c.d", "a.id", "e.f"])
+    assert batch.rows.select(["b", "a.c.d", "a.id", "e.f"]).to_pylist() == [
+        {"b": 2, "a.c.d": "x", "a.id": 1, "e.f": 4},
+        {"b": 3, "a.c.d": None, "a.id": None, "e.f": 5},
+    ]
+    with pytest.raises(
+        PipelineError, match=r"no column 'a\.user'; it has 'a', 'a\.id', 'a\.c', 'a\.c\.d', 'b', 'e\.f'"
+    ):
+        list(read_file(path, Files(path=path.name), ["a.user", "b"]))
 
 
 def test_csv_a_header_with_an_open_quote_is_refused(tmp_path: Path) -> None:
