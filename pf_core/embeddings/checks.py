@@ -1,5 +1,6 @@
 """Data checks: is a day of user_embeddings, of the snapshot or of pin_embeddings fit to be served?"""
 
+import contextlib
 import statistics
 
 import numpy as np
@@ -9,6 +10,7 @@ from pf_core.check_result import CheckResult
 from pf_core.config.site import Site
 from pf_core.days import shift_ds
 from pf_core.embeddings.tables import (
+    PinEmbeddingManifest,
     SnapshotManifest,
     UserEmbeddingManifest,
     embedding_state,
@@ -16,20 +18,21 @@ from pf_core.embeddings.tables import (
     snapshot_state,
 )
 from pf_core.embeddings.vectors import embedding_fault, record_fault
-from pf_core.pins.features import pin_state
+from pf_core.engine.daily_state import StateDay
+from pf_core.pins.features import PinManifest, pin_state
 
 BATCH_ROWS = 65_536
 
 
 def judge_embeddings(site: Site, ds: str) -> CheckResult:
     """Pass if every record of the day's user_embeddings is sound, and of the day's model."""
-    day = embedding_state(site).open_day(ds)
-    manifest = day.manifest
-    version = manifest["model_version"]
-    for bucket, dataset in enumerate(day.buckets()):
-        fault = record_fault(dataset.to_table(), model_version=version, seen_too=True)
-        if fault is not None:
-            return CheckResult(ds, False, f"bucket {bucket}: {fault}")
+    with embedding_state(site).held(ds) as day:
+        manifest = day.manifest
+        version = manifest["model_version"]
+        for bucket, dataset in enumerate(day.buckets()):
+            fault = record_fault(dataset.to_table(), model_version=version, seen_too=True)
+            if fault is not None:
+                return CheckResult(ds, False, f"bucket {bucket}: {fault}")
     return CheckResult(ds, True, f"{manifest['counts']['users']:,} embeddings of model {version} are sound")
 
 
@@ -48,9 +51,9 @@ def judge_users_kept(site: Site, ds: str) -> CheckResult:
     Users expire on a day on which everyone was embedded: those whose timeline has left the window then have no
     embedding. The number of stored rows must also be the one in the manifest.
     """
-    day = snapshot_state(site).open_day(ds)
-    counts = day.manifest["counts"]
-    stored = sum(dataset.count_rows() for dataset in day.buckets())
+    with snapshot_state(site).held(ds) as day:
+        counts = day.manifest["counts"]
+        stored = sum(dataset.count_rows() for dataset in day.buckets())
     if stored != counts["users"]:
         return CheckResult(ds, False, f"{stored:,} users are stored, the manifest says {counts['users']:,}")
     expected = counts["previous_users"] + counts["new"] - counts["forgotten"] - counts["expired"]
@@ -63,9 +66,9 @@ def judge_users_kept(site: Site, ds: str) -> CheckResult:
 
 def judge_one_model(site: Site, ds: str) -> CheckResult:
     """Pass if every row of the snapshot, and the day's user_embeddings, are of one model version."""
-    day = snapshot_state(site).open_day(ds)
-    version = day.manifest["model_version"]
-    others = sum(dataset.count_rows(f"model_version != '{version}'") for dataset in day.buckets())
+    with snapshot_state(site).held(ds) as day:
+        version = day.manifest["model_version"]
+        others = sum(dataset.count_rows(f"model_version != '{version}'") for dataset in day.buckets())
     delta = embedding_state(site).manifest(ds)
     if delta is not None and delta["model_version"] != version:
         return CheckResult(ds, False, f"the snapshot has model {version}, user_embeddings {delta['model_version']}")
@@ -115,12 +118,25 @@ def judge_pin_embeddings(site: Site, ds: str) -> CheckResult:
 
     The towers embed the candidates that have a content vector, a model of parts embeds all of them.
     """
-    state = pin_embedding_state(site)
-    manifest, users, pins = state.require(ds), embedding_state(site).manifest(ds), pin_state(site).manifest(ds)
-    version, num_pins = manifest["model_version"], 0
+    with contextlib.ExitStack() as stack:
+        day = stack.enter_context(pin_embedding_state(site).held(ds))
+        users = embedding_state(site).manifest(ds)
+        is_kept = pin_state(site).manifest(ds) is not None
+        pins = stack.enter_context(pin_state(site).held(ds)) if is_kept else None
+        return _judge_pins(ds, day, users, pins)
+
+
+def _judge_pins(
+    ds: str,
+    day: StateDay[PinEmbeddingManifest],
+    users: UserEmbeddingManifest | None,
+    pins: StateDay[PinManifest] | None,
+) -> CheckResult:
+    manifest, num_pins = day.manifest, 0
+    version = manifest["model_version"]
     if users is not None and users["model_version"] != version:
         return CheckResult(ds, False, f"pins have model {version}, users {users['model_version']}")
-    for batch in state.open_bucket(ds, 0).scanner(batch_size=BATCH_ROWS).to_reader():
+    for batch in day.open_bucket(0).scanner(batch_size=BATCH_ROWS).to_reader():
         table = pa.Table.from_batches([batch])
         fault = embedding_fault(table, key="pin_id", model_version=version)
         if fault is not None:
@@ -129,6 +145,5 @@ def judge_pin_embeddings(site: Site, ds: str) -> CheckResult:
     expected = num_pins
     if pins is not None:
         is_parts = "pin_counts" in manifest["inputs"]
-        wanted = "is_candidate" if is_parts else "is_candidate AND has_feature"
-        expected = pin_state(site).open_bucket(ds, 0).count_rows(wanted)
+        expected = pins.open_bucket(0).count_rows("is_candidate" if is_parts else "is_candidate AND has_feature")
     return CheckResult(ds, num_pins == expected, f"{num_pins:,} pins are embedded, {expected:,} are candidates")

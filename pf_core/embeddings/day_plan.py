@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pf_core.config.site import Site
 from pf_core.days import shift_ds
 from pf_core.embeddings.inference import ServedModel
-from pf_core.embeddings.tables import RECORD_ASSETS, Mode, UserEmbeddingManifest, UserEmbeddingState
+from pf_core.embeddings.tables import Mode, UserEmbeddingManifest, UserEmbeddingState
 from pf_core.errors import PipelineError, materialize_command
+from pf_core.layouts import layout_fault
 from pf_core.timelines.build import content_digest, timeline_state
 
 
@@ -82,10 +83,10 @@ def _before(state: UserEmbeddingState, ds: str) -> UserEmbeddingManifest:
     manifest = state.manifest(shift_ds(ds, -1))
     assert manifest is not None
     if not state.is_readable(manifest):
+        fault = layout_fault(state.asset, manifest)
         raise PipelineError(
-            f"{state.asset} {shift_ds(ds, -1)} was stored by another version, and {ds} builds on it",
-            f"start again on {ds} by embedding everyone: "
-            f"{materialize_command(RECORD_ASSETS, ds, config={'everyone': True})}",
+            f"{state.asset} {shift_ds(ds, -1)}, on which {ds} builds, {fault}",
+            f"start again on {ds} by embedding everyone: {state.rebuild_command(ds)}",
         )
     return state.require(shift_ds(ds, -1))
 

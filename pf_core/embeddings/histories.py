@@ -15,16 +15,14 @@ import pyarrow.compute as pc
 
 from pf_core.hashing import combined, hash_slices
 from pf_core.schemas import TIMELINE_LISTS
-from pf_core.timelines.build import TimelineState, read_bucket
+from pf_core.timelines.build import StoredTimelines
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketOfTimelines:
     """Where the timelines of a bucket are, and whose are read."""
 
-    state: TimelineState
-    ds: str
-    bucket: int
+    stored: StoredTimelines
     user_ids: pa.Array | None
     """Users to read; None for everyone."""
     forgotten: pa.Array
@@ -32,13 +30,13 @@ class BucketOfTimelines:
 
     def read_newest(self, num_actions: int | None) -> "Histories":
         """Read the newest actions of each user, or with None all of them."""
-        timelines = read_bucket(self.state, self.ds, self.bucket, user_ids=self.user_ids, newest=num_actions)
+        timelines = self.stored.read(user_ids=self.user_ids, newest=num_actions)
         timelines = timelines.filter(pc.invert(pc.is_in(timelines["user_id"], self.forgotten)))
         return Histories(source=self, timelines=timelines, num_read=num_actions)
 
     def read_whole(self, user_ids: pa.Array, columns: Sequence[str] = TIMELINE_LISTS) -> pa.Table:
         """Read all actions of these users."""
-        return read_bucket(self.state, self.ds, self.bucket, columns, user_ids=user_ids)
+        return self.stored.read(columns, user_ids=user_ids)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

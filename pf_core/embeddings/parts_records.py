@@ -50,7 +50,7 @@ class PartsInputs:
     pin_ids: pa.Array
     """Ids of the bucket's pins, ascending; the actions' pins are positions here."""
     feature_hash: np.ndarray
-    """Hash of the content vector of each of these pins; 0 without one."""
+    """Hash of the content vector of each of these pins; 0 without one, and for a model without content."""
 
     def hashes(self) -> np.ndarray:
         actions = self.sequences.actions
@@ -119,7 +119,7 @@ def read_parts_inputs(
         vectors = np.asarray(pins.feature[np.maximum(feature_row[pin_M], 0)], np.float32)
         return unit_rows(np.where(is_known[pin_M, None], vectors, np.float32(0)))
 
-    has_action = length > 0
+    has_action, is_read = length > 0, is_known & (model.content_dim > 0)
     return PartsInputs(
         known=KnownPins(model=model, table=table, table_row=row, content=content),
         sequences=UserSequences(
@@ -130,5 +130,5 @@ def read_parts_inputs(
             num_unknown_word=int((~is_usable).sum()),
         ),
         pin_ids=pin_ids,
-        feature_hash=np.where(is_known, pins.feature_hash[np.maximum(feature_row, 0)], 0),
+        feature_hash=np.where(is_read, pins.feature_hash[np.maximum(feature_row, 0)], 0),
     )

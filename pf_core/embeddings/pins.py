@@ -30,20 +30,20 @@ from pf_core.embeddings.tables import (
     PinEmbeddingInputs,
     PinEmbeddingManifest,
     PinEmbeddingState,
+    SnapshotManifest,
     embedding_state,
     pin_embedding_state,
-    snapshot_state,
 )
 from pf_core.embeddings.vectors import column_of, embedding_fault, matrix_of
 from pf_core.engine.base import Engine
-from pf_core.engine.daily_state import create_bucket, open_dataset, take_rows
+from pf_core.engine.daily_state import StateDay, create_bucket, take_rows
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import bucket_of, digest_of
-from pf_core.model.checkpoint import read_description
+from pf_core.model.checkpoint import read_description, reads_vectors_of
 from pf_core.model.device import choose_device, single_threaded
 from pf_core.model.towers import PinnerFormer
 from pf_core.pins.counts import counts_as_of
-from pf_core.pins.features import content_name, pin_state, refuse_older_layout
+from pf_core.pins.features import PinManifest, content_name, pin_state
 from pf_core.pins.packed import finite_features, pins_by_id
 from pf_core.progress import Progress, Throttle
 from pf_core.schemas import pin_embeddings_schema
@@ -72,7 +72,9 @@ def embed_pin_days(
     state.refuse_if_dropped(days, site.serving.retention_days)
     with state.writing():
         for ds in days:
-            yield _embed_day(site, state, ds, model_for(ds), progress)
+            with pin_state(site).held(ds) as pins:
+                manifest = _embed_day(site, state, pins, model_for(ds), progress)
+            yield manifest
         state.retain(site.serving.retention_days, engine, progress)
 
 
@@ -105,21 +107,20 @@ def tower_of_rows(
         yield lambda chunk: embed(finite_features(chunk, ds))
 
 
-def read_vectors(site: Site, ds: str) -> Iterator[np.ndarray]:
+def read_vectors(pins: StateDay[PinEmbeddingManifest]) -> Iterator[np.ndarray]:
     """Yield a day's embeddings in the order of their rows, as float32, a chunk at a time."""
-    dataset = pin_embedding_state(site).open_bucket(ds, 0)
-    for batch in dataset.to_batches(columns=["embedding"], batch_size=CHUNK_ROWS):
+    for batch in pins.open_bucket(0).to_batches(columns=["embedding"], batch_size=CHUNK_ROWS):
         yield matrix_of(batch["embedding"]).astype(np.float32)
 
 
-def sample_users(site: Site, ds: str, num_users: int) -> np.ndarray:
+def sample_users(snapshot: StateDay[SnapshotManifest], num_users: int) -> np.ndarray:
     """Return the embeddings (float32) of a sample of the snapshot's users.
 
     The sample is taken by hash of the id, so that it has the same users every day. Buckets are made by hash too: the
     first few that have enough users are as good as all of them.
     """
     parts, num_found = [], 0
-    for dataset in snapshot_state(site).open_day(ds).buckets():
+    for dataset in snapshot.buckets():
         ids = dataset.to_table(columns=["user_id"])
         keyed = ids.append_column("hash", pa.array(bucket_of(ids["user_id"], SECOND_HASH)))
         order = pc.sort_indices(keyed, sort_keys=[("hash", "ascending"), ("user_id", "ascending")])
@@ -129,15 +130,16 @@ def sample_users(site: Site, ds: str, num_users: int) -> np.ndarray:
         if num_found == num_users:
             break
     if num_found == 0:
+        ds = snapshot.manifest["ds"]
         raise PipelineError(f"user_embedding_snapshot {ds} has no users to measure the recall of the index with")
     return np.concatenate(parts)
 
 
-def nearest_scores(site: Site, ds: str, users_UD: np.ndarray, k: int) -> np.ndarray:
+def nearest_scores(pins: StateDay[PinEmbeddingManifest], users_UD: np.ndarray, k: int) -> np.ndarray:
     """Return the k largest scores of each user by exact search over a day's pins, best first."""
     users = torch.from_numpy(users_UD).split(USERS_AT_ONCE)
     best = [torch.empty(len(rows_RD), 0) for rows_RD in users]
-    for vectors in read_vectors(site, ds):
+    for vectors in read_vectors(pins):
         pin_DC = torch.from_numpy(vectors).T
         for number, rows_RD in enumerate(users):
             score = torch.cat([best[number], rows_RD @ pin_DC], dim=1)
@@ -146,9 +148,9 @@ def nearest_scores(site: Site, ds: str, users_UD: np.ndarray, k: int) -> np.ndar
 
 
 def _embed_day(
-    site: Site, state: PinEmbeddingState, ds: str, served: ServedModel, progress: Progress
+    site: Site, state: PinEmbeddingState, opened: StateDay[PinManifest], served: ServedModel, progress: Progress
 ) -> PinEmbeddingManifest:
-    pins = pin_state(site).require(ds)
+    pins, ds = opened.manifest, opened.manifest["ds"]
     _refuse_another_model(site, ds, served)
     description = read_description(served.path)
     inputs: PinEmbeddingInputs = {
@@ -160,24 +162,23 @@ def _embed_day(
     if counts is not None:
         inputs["pin_counts"] = counts_digest(counts, ds)
     for known_ds in reversed(state.days()):
-        known = state.require(known_ds)
-        if known["inputs"] == inputs:
+        known = state.manifest(known_ds)
+        if known is not None and state.is_readable(known) and known["inputs"] == inputs:
             progress(f"pin_embeddings {ds}: unchanged, {known['counts']['pins']:,} pins as of {known_ds}")
             return state.publish(ds, known["versions"], {**known, "slices": vector_slices(description)})
-    refuse_older_layout(pins)
     if pins["counts"]["candidates"] == 0:
         raise PipelineError(
             f"none of the {pins['counts']['pins']:,} pins of pin_features {ds} is a candidate",
             f"fix source.pins.is_candidate in the site file, then: {materialize_command('pin_features', ds)}",
         )
-    if description["feature_dim"] != pins["dim"]:
+    if not reads_vectors_of(description, pins["dim"]):
         raise PipelineError(
             f"model {served.model_version} reads features of {description['feature_dim']} numbers, those of "
             f"pin_features {ds} have {pins['dim']}",
             "train a model on them, or go back to the vectors that it was trained on",
         )
     started = time.monotonic()
-    features = open_dataset(pin_state(site).bucket_path(0), version=pins["versions"][0])
+    features = opened.open_bucket(0)
     device, num_threads = choose_device(site.serving.device), site.engine.num_workers
     num_candidates = features.count_rows("is_candidate" if is_parts else "is_candidate AND has_feature")
     if num_candidates == 0:

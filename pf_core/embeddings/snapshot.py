@@ -114,7 +114,8 @@ def _base(
     ds, previous_ds = delta["ds"], shift_ds(delta["ds"], -1)
     both = f"{deltas.asset},{state.asset}"
     if state.manifest(previous_ds) is None:
-        whole = [day for day in deltas.days() if day < ds and deltas.require(day)["mode"] == "everyone"]
+        before = [day for day in deltas.days() if day < ds]
+        whole = [day for day in before if (known := deltas.manifest(day)) is not None and known["mode"] == "everyone"]
         starts = [*whole, *(shift_ds(day, 1) for day in state.days() if day < ds)]
         command = materialize_command(both, ds, config={"everyone": True})
         if starts:

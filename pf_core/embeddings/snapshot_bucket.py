@@ -124,7 +124,7 @@ def merge_bucket(task: MergeTask) -> MergeResult:
             gone=known[ROW_ADDRESS].filter(pa.array(~is_left)),
             rows=taken_in,
             compact_after=task.compact_after,
-            max_dead_share=MAX_DEAD_SHARE,
+            max_dead_share=0 if is_forgotten.any() else MAX_DEAD_SHARE,  # forgotten users leave the files, too
         )
     )
     num_refreshed, num_left = int(is_refreshed.sum()), int(is_left.sum())

@@ -13,9 +13,6 @@ from pf_core.schemas import Slices
 Mode = Literal["active", "everyone"]
 """Which users a day embeds: those active on it, or everyone with a timeline."""
 
-RECORD_LAYOUT = 2
-"""Layout of a user's record: 1 had no memory and no seen pins."""
-
 RECORD_ASSETS = "user_embeddings,user_embedding_snapshot"
 
 
@@ -148,13 +145,13 @@ def snapshot_state(site: Site) -> SnapshotState:
     return _record_state(site, "user_embedding_snapshot")
 
 
-def _record_state(site: Site, asset: str) -> DailyState[Any]:
+def _record_state(site: Site, asset: Literal["user_embeddings", "user_embedding_snapshot"]) -> DailyState[Any]:
     return DailyState(
         root=site.directory / asset,
         asset=asset,
         num_buckets=site.timelines.num_buckets,
-        layout=RECORD_LAYOUT,
         rebuilt_by=RECORD_ASSETS,
+        rebuilt_with={"everyone": True},
     )
 
 

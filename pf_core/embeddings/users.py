@@ -10,6 +10,7 @@ users have an embedding.
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,14 +29,15 @@ from pf_core.embeddings.tables import (
 )
 from pf_core.embeddings.users_bucket import REPORT_EVERY_S, EmbedResult, EmbedTask, embed_bucket
 from pf_core.engine.base import Engine
+from pf_core.engine.daily_state import StateDay
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import bucket_of, digest_of
-from pf_core.logs.partition import bucket_files, raw_digest
-from pf_core.model.checkpoint import ModelDescription, read_description
+from pf_core.logs.log_day import LogDay, relying_on_log_day
+from pf_core.model.checkpoint import ModelDescription, read_description, reads_vectors_of
 from pf_core.pins.features import PinManifest, content_name, pin_state
 from pf_core.pins.packed import pack_pins
 from pf_core.progress import Progress, Throttle
-from pf_core.timelines.build import TimelineManifest, content_digest, timeline_state
+from pf_core.timelines.build import TimelineManifest, content_digest, stored_timelines, timeline_state
 
 
 def embed_days(
@@ -71,13 +73,35 @@ def embed_days(
         state.retain(site.serving.retention_days, engine, progress)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _DayInputs:
+    """What a day is embedded from, opened once."""
+
+    timelines: StateDay[TimelineManifest]
+    pins: StateDay[PinManifest]
+    log_day: LogDay
+    forgotten: pa.Array
+
+
 def _embed_day(
     site: Site, plan: DayPlan, engine: Engine, forgotten: pa.Array, progress: Progress
 ) -> UserEmbeddingManifest:
+    with (
+        timeline_state(site).held(plan.ds) as timelines,
+        pin_state(site).held(plan.ds) as pins,
+        relying_on_log_day(site, plan.ds) as log_day,
+    ):
+        given = _DayInputs(timelines=timelines, pins=pins, log_day=log_day, forgotten=forgotten)
+        return _embed_and_publish(site, plan, given, engine, progress)
+
+
+def _embed_and_publish(
+    site: Site, plan: DayPlan, given: _DayInputs, engine: Engine, progress: Progress
+) -> UserEmbeddingManifest:
     started = time.perf_counter()
     ds, model_version, state = plan.ds, plan.served.model_version, embedding_state(site)
-    timelines, pins = timeline_state(site).require(ds), pin_state(site).require(ds)
-    _refuse_if_stale(site, timelines)
+    timelines, pins = given.timelines.manifest, given.pins.manifest
+    _refuse_if_stale(site, timelines, given.log_day)
     description = _description(plan.served, pins)
     inputs: UserEmbeddingInputs = {
         "timelines": content_digest(timelines),
@@ -85,9 +109,9 @@ def _embed_day(
         "model_version": model_version,
         "mode": plan.mode,
         "seen_size": site.serving.seen_size,
-        "forgotten": digest_of({"users": sorted(forgotten.to_pylist())}),
+        "forgotten": digest_of({"users": sorted(given.forgotten.to_pylist())}),
     }
-    tasks = _tasks(site, plan, pack_pins(site, pins, progress), forgotten, num_workers=engine.num_workers)
+    tasks = _tasks(site, plan, given, pack_pins(site, pins, progress), num_workers=engine.num_workers)
     results = sorted(_run(tasks, engine, progress), key=lambda result: result.bucket)
     counts = {name: sum(result.counts[name] for result in results) for name in results[0].counts}
     _refuse_if_few(plan, counts, min_coverage=site.serving.quality.min_active_coverage)
@@ -118,8 +142,8 @@ def _embed_day(
     return manifest
 
 
-def _tasks(site: Site, plan: DayPlan, pins: Path, forgotten: pa.Array, *, num_workers: int) -> list[EmbedTask]:
-    state, files = embedding_state(site), bucket_files(site, plan.ds)
+def _tasks(site: Site, plan: DayPlan, given: _DayInputs, pins: Path, *, num_workers: int) -> list[EmbedTask]:
+    state, files, forgotten = embedding_state(site), given.log_day.files, given.forgotten
     before = state.manifest(plan.ds)
     if before is not None and not (
         before["model_version"] == plan.served.model_version
@@ -135,7 +159,7 @@ def _tasks(site: Site, plan: DayPlan, pins: Path, forgotten: pa.Array, *, num_wo
             path=state.bucket_path(bucket),
             version_before=None if before is None else before["versions"][bucket],
             actions=files.get(bucket),
-            timelines=timeline_state(site),
+            timelines=stored_timelines(given.timelines, bucket),
             pins=pins,
             forgotten=forgotten.filter(pa.array(bucket_of_forgotten == bucket)),
             user_id_type=site.source.actions.user_id.type,
@@ -149,10 +173,10 @@ def _tasks(site: Site, plan: DayPlan, pins: Path, forgotten: pa.Array, *, num_wo
     ]
 
 
-def _refuse_if_stale(site: Site, timelines: TimelineManifest) -> None:
+def _refuse_if_stale(site: Site, timelines: TimelineManifest, log_day: LogDay) -> None:
     """Refuse timelines that were not built from the day's current raw_actions."""
     ds = timelines["ds"]
-    if timelines["raw_digests"].get(ds) != raw_digest(site, ds):
+    if timelines["raw_digests"].get(ds) != log_day.digest:
         newest_ds = timeline_state(site).days()[-1]
         raise PipelineError(
             f"raw_actions {ds} changed after user_timelines {ds} was built",
@@ -168,7 +192,7 @@ def _description(served: ServedModel, pins: PinManifest) -> ModelDescription:
             f"train one with: {materialize_command('pinnerformer_model')}",
         )
     description = read_description(served.path)
-    if description["feature_dim"] != pins["dim"]:
+    if not reads_vectors_of(description, pins["dim"]):
         raise PipelineError(
             f"model {served.model_version} reads pin features of {description['feature_dim']} numbers, pin_features "
             f"{pins['ds']} has {pins['dim']}",

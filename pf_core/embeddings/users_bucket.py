@@ -29,7 +29,7 @@ from pf_core.pins.packed import open_pins
 from pf_core.progress import Throttle, report
 from pf_core.schemas import INPUT_HASH, TIMESTAMP, IdType, id_arrow_type, user_embeddings_schema
 from pf_core.storage.files import read_parquet
-from pf_core.timelines.build import TimelineState
+from pf_core.timelines.build import StoredTimelines
 
 REPORT_EVERY_S = 10.0
 
@@ -48,7 +48,7 @@ class EmbedTask:
     """Lance version of an earlier run of this day with this model."""
     actions: Path | None
     """File of the day's raw_actions; None if the bucket has none."""
-    timelines: TimelineState
+    timelines: StoredTimelines
     pins: Path
     """Folder of the packed pins."""
     forgotten: pa.Array
@@ -108,9 +108,7 @@ def _read_bucket(task: EmbedTask, active: pa.Array) -> tuple[UserInputs, SeenPin
     """Read the timelines of the users of the day; return the model's input, and the seen pins of the same users."""
     plan = task.plan
     source = BucketOfTimelines(
-        state=task.timelines,
-        ds=plan.ds,
-        bucket=task.bucket,
+        stored=task.timelines,
         user_ids=active if plan.mode == "active" else None,
         forgotten=task.forgotten,
     )

@@ -22,9 +22,11 @@ from lance.fragment import write_fragments
 
 from pf_core.engine.base import Engine
 from pf_core.errors import PipelineError, materialize_command
+from pf_core.layouts import Kind, is_current, marked, refuse_other_layout
 from pf_core.progress import Progress
-from pf_core.storage.files import read_json, remove_tree, write_json
-from pf_core.storage.locks import exclusive
+from pf_core.storage.files import find_json, read_json, remove_tree, write_json
+from pf_core.storage.locks import exclusive, holding, removing
+from pf_core.storage.privacy import private
 from pf_core.storage.retention import refuse_expired
 
 Manifest = dict[str, Any]
@@ -38,6 +40,8 @@ ROW_ADDRESS = "_rowaddr"
 
 MAX_FRAGMENT_ROWS = 1 << 30
 
+MIN_INT64 = -(1 << 63)
+
 FRAGMENT_SHIFT, OFFSET_MASK = np.uint64(32), np.uint64(0xFFFFFFFF)
 """Split a row address into fragment and offset."""
 
@@ -50,7 +54,7 @@ class StateManifest(TypedDict):
     versions: list[int]
     """Lance version of each bucket's dataset."""
     layout: NotRequired[int]
-    """Number of the layout of the columns; absent in the first one."""
+    """Number of the layout (layouts.py); not in all manifests of earlier versions."""
 
 
 M = TypeVar("M", bound=Mapping[str, Any])
@@ -62,12 +66,13 @@ class DailyState(Generic[M]):
     """Where a state asset is stored, which days it has, and how one of them is opened."""
 
     root: Path
-    asset: str
+    asset: Kind
+    """Name of the asset, which is also the kind of its layout."""
     num_buckets: int
-    layout: int = 1
-    """Number of the layout of the columns; a day of another layout is refused."""
     rebuilt_by: str | None = None
-    """Assets that are materialized with `everyone: true` to rebuild a day of an older layout."""
+    """Assets that are materialized to rebuild a day of another layout; by default this one."""
+    rebuilt_with: Mapping[str, Any] | None = None
+    """Run configuration of the first of them."""
 
     def bucket_path(self, bucket: int) -> Path:
         """Path of the Lance dataset of a bucket."""
@@ -83,8 +88,8 @@ class DailyState(Generic[M]):
 
     def manifest(self, ds: str) -> M | None:
         """Manifest of a day; None if the day is not published."""
-        path = self.manifest_path(ds)
-        return read_json(path) if path.exists() else None
+        found: M | None = find_json(self.manifest_path(ds))
+        return found
 
     def require(self, ds: str) -> M:
         """Manifest of a day; a missing day, or one with another number of buckets, is a PipelineError."""
@@ -98,18 +103,26 @@ class DailyState(Generic[M]):
                 f"{self.asset} {ds} has {manifest['num_buckets']} buckets, the site file says {self.num_buckets}",
                 "change it back, or re-materialize raw_actions and rebuild the state",
             )
-        if not self.is_readable(manifest):
-            command = materialize_command(self.rebuilt_by or self.asset, ds, config={"everyone": True})
-            raise PipelineError(f"{self.asset} {ds} was stored by another version", f"rebuild it with: {command}")
+        refuse_other_layout(self.asset, manifest, what=f"{self.asset} {ds}", command=self.rebuild_command(ds))
         return manifest
+
+    def rebuild_command(self, ds: str) -> str:
+        """Command that rebuilds a day without reading it or the day before."""
+        return materialize_command(self.rebuilt_by or self.asset, ds, config=self.rebuilt_with)
 
     def is_readable(self, manifest: M) -> bool:
         """Return whether a day has the layout of this version of the code."""
-        return bool(manifest.get("layout", 1) == self.layout)
+        return is_current(self.asset, manifest)
 
     def open_day(self, ds: str) -> "StateDay[M]":
         """Read the manifest of a day once, to open any of its buckets."""
         return StateDay(state=self, manifest=self.require(ds))
+
+    @contextlib.contextmanager
+    def held(self, ds: str) -> Iterator["StateDay[M]"]:
+        """Open a day and keep its versions until the end, whatever another run publishes meanwhile."""
+        with holding(self.root, self.asset):
+            yield self.open_day(ds)
 
     def open_bucket(self, ds: str, bucket: int) -> lance.LanceDataset:
         """Open one bucket of a day. To open several buckets, use `open_day`: this reads the manifest every time."""
@@ -117,9 +130,8 @@ class DailyState(Generic[M]):
 
     def publish(self, ds: str, versions: list[int], manifest: Mapping[str, Any]) -> M:
         """Write the manifest of a day, which makes the day visible; return it."""
-        complete = {**manifest, "ds": ds, "num_buckets": self.num_buckets, "versions": versions}
-        if self.layout > 1:
-            complete["layout"] = self.layout
+        about = {"ds": ds, "num_buckets": self.num_buckets, "versions": versions, **marked(self.asset)}
+        complete = {**manifest, **about}
         write_json(self.manifest_path(ds), complete)
         return cast("M", complete)
 
@@ -134,8 +146,16 @@ class DailyState(Generic[M]):
     def retain(self, num_days: int, engine: Engine, progress: Progress) -> None:
         """Drop all but the newest `num_days` days, and every file that no remaining day needs.
 
-        Days with another number of buckets cannot be read any more and are dropped too.
+        Days with another number of buckets cannot be read any more and are dropped too. Days of another layout are
+        kept: a rebuild replaces them. While another run reads any day, nothing is dropped: the next run does it.
         """
+        with removing(self.root, self.asset) as is_free:
+            if is_free:
+                self._drop_all_but(num_days, engine, progress)
+            else:
+                progress(f"{self.asset}: another run is reading it, so older versions are removed by the next run")
+
+    def _drop_all_but(self, num_days: int, engine: Engine, progress: Progress) -> None:
         manifests = {ds: read_json(self.manifest_path(ds)) for ds in self.days()[-num_days:]}
         kept = {ds: m["versions"] for ds, m in manifests.items() if m["num_buckets"] == self.num_buckets}
         for ds in set(self.days()) - kept.keys():
@@ -192,15 +212,25 @@ def _retain_bucket(task: _Retention) -> int:
 
 
 def open_dataset(path: Path, *, version: int) -> lance.LanceDataset:
-    """Open a version of a Lance dataset."""
-    return lance.dataset(str(path), version=version)
+    """Open a version of a Lance dataset; one that is gone is a PipelineError."""
+    try:
+        return lance.dataset(str(path), version=version)
+    except ValueError as error:
+        if "not found" not in str(error):
+            raise
+        raise PipelineError(
+            f"{path} has no version {version}, which its manifest names",
+            f"re-run, because another run may have replaced it meanwhile; if that does not help, rebuild "
+            f"{path.parent.name}",
+        ) from error
 
 
 def create_bucket(path: Path, rows: pa.Table | pa.RecordBatchReader) -> lance.LanceDataset:
     """Write a dataset, or a new version of one, that holds exactly these rows; older versions stay readable."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     batches = _independent_batches(rows) if isinstance(rows, pa.Table) else rows
-    return lance.write_dataset(batches, str(path), mode="overwrite" if path.exists() else "create")
+    with private(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return lance.write_dataset(batches, str(path), mode="overwrite" if path.exists() else "create")
 
 
 def advance_bucket(
@@ -316,9 +346,14 @@ def take_addresses(
 
 def is_one_of(key: str, ids: pa.Array) -> str:
     """Return Lance's filter expression for the rows whose `key` is one of `ids`."""
-    values = ids.to_pylist()
-    literals = [str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'" for value in values]
-    return f"{key} IN ({', '.join(literals)})"
+    return f"{key} IN ({', '.join(map(_literal, ids.to_pylist()))})"
+
+
+def _literal(value: int | str) -> str:
+    """Return an id in Lance's SQL; there, the smallest integer is the negative of one that is too large, a float."""
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return str(value) if value != MIN_INT64 else f"({MIN_INT64 + 1} - 1)"
 
 
 def _independent_batches(rows: pa.Table) -> pa.RecordBatchReader:

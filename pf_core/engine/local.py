@@ -10,6 +10,7 @@ from types import TracebackType
 
 from pf_core.engine.base import Result, Task
 from pf_core.engine.shuffle import ShuffleShare
+from pf_core.parent_process import end_with_parent
 from pf_core.progress import Progress, report_to_queue, reporting_to
 
 POLL_S = 0.5
@@ -53,7 +54,7 @@ class LocalEngine:
             os.environ.setdefault("MALLOC_ARENA_MAX", "2")
             self._messages = context.SimpleQueue()
             self._pool = ProcessPoolExecutor(
-                self.num_workers, mp_context=context, initializer=report_to_queue, initargs=(self._messages,)
+                self.num_workers, mp_context=context, initializer=_start_worker, initargs=(self._messages,)
             )
         pending = {self._pool.submit(function, task) for task in tasks}
         try:
@@ -86,3 +87,8 @@ class LocalEngine:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
+
+
+def _start_worker(messages: "SimpleQueue[str]") -> None:
+    end_with_parent()
+    report_to_queue(messages)

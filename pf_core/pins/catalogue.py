@@ -1,5 +1,6 @@
 """Readers of a site's pins: catalogue files and vector matrices to contract rows, with a reason for every reject."""
 
+import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,17 @@ import pyarrow.compute as pc
 
 from pf_core.config.source import ColumnVectors, NpyVectors, PinsSource
 from pf_core.errors import PipelineError
-from pf_core.logs.mapping import as_raw, id_checks, id_value, is_missing, raw_column, sql_text
+from pf_core.logs.mapping_sql import as_raw, id_checks, id_value, is_missing, raw_column, sql_text
 from pf_core.logs.parquet_columns import raw_json
 from pf_core.logs.readers import read_file
+from pf_core.pins.content import vector_reasons
 from pf_core.schemas import id_arrow_type, pin_features_schema
 from pf_core.storage.cache import fetched
 
 UNKNOWN_INTEREST = "unknown"
+
+UNREADABLE = (ValueError, EOFError, OSError, OverflowError, MemoryError, SyntaxError, TypeError, tokenize.TokenError)
+"""What numpy raises for a damaged .npy file: its header is an expression of Python."""
 
 QuarantinedRow = tuple[str, int, str, str]
 """Source file, row number, reason, content."""
@@ -74,8 +79,8 @@ def _without_halves(rows: pa.Table) -> pa.Table:
     return rows
 
 
-def read_matrix(vectors: NpyVectors, root: Path, pins: PinsSource) -> pa.Table:
-    """Read pin_id and feature from two .npy files."""
+def read_matrix(vectors: NpyVectors, root: Path, pins: PinsSource) -> Catalogue:
+    """Read pin_id and feature from two .npy files; a row whose vector is not usable is a reject, numbered from 1."""
     matrix, ids = (_load(root / name) for name in (vectors.npy, vectors.ids))
     if matrix.ndim != 2 or ids.ndim != 1 or len(matrix) != len(ids):
         raise PipelineError(
@@ -90,12 +95,17 @@ def read_matrix(vectors: NpyVectors, root: Path, pins: PinsSource) -> pa.Table:
         raise PipelineError(f"{root / vectors.npy} holds {matrix.dtype}, not numbers")
     if len(pin_id.unique()) != len(pin_id):
         raise PipelineError(f"{root / vectors.ids} names a pin twice")
-    features = np.ascontiguousarray(matrix, np.float32)
-    if not np.isfinite(features).all():
-        row = int(np.flatnonzero(~np.isfinite(features).all(axis=1))[0])
-        raise PipelineError(f"{root / vectors.npy}, row {row}: the vector has a value that is not finite")
+    with np.errstate(over="ignore"):
+        features = np.ascontiguousarray(matrix, np.float32)
     feature = pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), features.shape[1])
-    return pa.table({"pin_id": pin_id, "feature": feature})
+    rows = pa.table({"pin_id": pin_id, "feature": feature})
+    reasons = vector_reasons(features)
+    bad = np.flatnonzero(reasons != "")
+    if len(bad) == len(rows) > 0:
+        raise PipelineError(f"{root / vectors.npy}: not one vector can be used; row 1: {reasons[0]}")
+    rejects = zip((bad + 1).tolist(), reasons[bad], raw_json(rows, bad), strict=True)
+    usable = rows.filter(pa.array(reasons == "")) if len(bad) else rows  # a filter copies the matrix
+    return Catalogue(usable, [(str(root / vectors.npy), *reject) for reject in rejects])
 
 
 def _load(path: Path) -> np.ndarray:
@@ -103,8 +113,8 @@ def _load(path: Path) -> np.ndarray:
         raise PipelineError(f"no file at {path}", "fix `pins.vectors` in the site file")
     try:
         return np.load(fetched(path), mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise PipelineError(f"{path} cannot be read as .npy: {error}") from error
+    except UNREADABLE as error:
+        raise PipelineError(f"{path} cannot be read as .npy: {error}", "write the file again") from error
 
 
 def _statement(pins: PinsSource, vector: str | None, schema: pa.Schema) -> str:
@@ -138,18 +148,14 @@ def _first_length(feature: pa.ChunkedArray, reasons: np.ndarray) -> int | None:
 
 
 def _check_vectors(feature: pa.ChunkedArray, reasons: np.ndarray, dim: int | None) -> np.ndarray:
-    """Return the reasons, with new ones for vectors of another length or with values that are not finite.
-
-    A missing vector is none of them.
-    """
+    """Return the reasons, with new ones for vectors of another length or that are not usable; a missing one is none."""
     reasons = reasons.copy()
     lengths, is_given = pc.list_value_length(feature).fill_null(-1).to_numpy(), feature.is_valid().to_numpy()
     expected = "an empty list" if dim is None else f"not {dim} numbers, like the first"
     reasons[(reasons == "") & is_given & (lengths != dim)] = f"feature: {expected}"
     good = np.flatnonzero((reasons == "") & is_given)
     if len(good):
-        values = pc.list_flatten(feature.take(pa.array(good))).to_numpy().reshape(len(good), -1)
-        reasons[good[~np.isfinite(values).all(axis=1)]] = "feature: a value is missing or not finite"
+        reasons[good] = vector_reasons(pc.list_flatten(feature.take(pa.array(good))).to_numpy().reshape(len(good), -1))
     return reasons
 
 

@@ -4,19 +4,23 @@ A user-day of a pin is a user with at least one positive action on it on that da
 deletion list do not count, so that neither the evaluated users nor forgotten ones can leak into what is shown or
 learned. Nothing later than the day is read.
 
-    pin_counts/2026-01-03.arrow     pin_id (ascending) and user_days of the pins with any on that day
-    pin_counts/2026-01-03.json      what the file was counted from (DayManifest)
+    pin_counts/2026-01-03.arrow     pin_id (ascending) and user_days of the pins with any on that day; its metadata
+                                    say what they were counted from (CountLabel)
+    pin_counts/2026-01-03.json      whether a deletion list concerns the day (DayManifest)
 
-A day is counted once, when it is first needed, and again if its raw_actions or the definition of its counts changed. If
-the deletion list changed, the users of the day are read, and the day is counted again only if it concerns them.
-`counts_as_of` adds up the files of at most 364 days, and of no more days than timelines have.
+A day is counted once, when it is first needed, and again if its raw_actions or the definition of its counts changed,
+or if rows of forgotten users were deleted from it. If the deletion list changed, the users of the day are read, and the
+day is counted again only if it concerns them. `counts_as_of` adds up the files of at most 364 days, and of no more days
+than timelines have; a training set has the counts of each of its days. Both count all actions of a day: a timeline may
+have no room for some of them.
 """
 
 import bisect
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -25,16 +29,20 @@ import pyarrow.compute as pc
 from pf_core.config.site import Site
 from pf_core.days import COUNT_WINDOWS_DAYS, ds_range, shift_ds
 from pf_core.hashing import digest_of, is_held_out
+from pf_core.layouts import LAYOUTS, is_current
 from pf_core.logs.deletion_list import read_deletion_list
-from pf_core.logs.partition import bucket_files, raw_digest
+from pf_core.logs.log_day import LogDay, open_log_day
 from pf_core.logs.positives import positive_mask
 from pf_core.logs.routing import day_number
 from pf_core.schemas import id_arrow_type
 from pf_core.storage.arrays import read_arrow
 from pf_core.storage.cache import fetched
-from pf_core.storage.files import read_json, read_parquet, write_file, write_json
+from pf_core.storage.files import find_json, read_parquet, write_file, write_json
 
 WINDOWS_DAYS = COUNT_WINDOWS_DAYS
+
+LABEL = "label"
+"""Key of a file's metadata with its CountLabel, as JSON."""
 
 NO_DAY = -1
 """`first_day_N` of a pin without any user-day."""
@@ -52,17 +60,26 @@ class CountSettings(TypedDict):
     positive: dict[str, Any]
     """source.positive in the site file."""
     held_out_share: float
+    users_deleted: NotRequired[int]
+    """Number of users whose rows were deleted from the day after it was ingested, if there are any."""
 
 
-class DayManifest(TypedDict):
-    """What the counts of a day were made from."""
+class CountLabel(TypedDict):
+    """What the counts of a day are made from; it is in the file with them, so that they always belong together."""
+
+    layout: NotRequired[int]
+    """Not in manifests of earlier versions, which are of layout 1."""
+    settings: CountSettings
+    forgotten: str
+    """Digest of the users on the deletion list who have an action on the day."""
+
+
+class DayManifest(CountLabel):
+    """What was found for a deletion list, so that its users are not searched for again."""
 
     ds: str
-    settings: CountSettings
     deletion_list: str
     """Digest of the deletion list."""
-    forgotten: str
-    """Digest of the users on the list who have an action on the day."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -102,38 +119,48 @@ class PinCounts:
 # A day
 
 
-def day_counts(site: Site, ds: str) -> pa.Table:
+def day_counts(site: Site, day: LogDay) -> pa.Table:
     """Return pin_id (ascending) and user_days (int32) of a day; count them if that was not done as the site is now."""
+    [counts] = counts_of_days(site, [day])
+    return counts
+
+
+def counts_of_days(site: Site, days: Iterable[LogDay]) -> Iterator[pa.Table]:
+    """Yield the `day_counts` of each of the days."""
     forgotten = read_deletion_list(site)
-    return _read_day(_ensure_day(site, ds, forgotten, _digest_of_list(forgotten)))
+    deletion_list = digest_of({"users": forgotten.to_pylist()})  # once for all days: the list may be long
+    for day in days:
+        yield _counts_of_day(site, day, forgotten, deletion_list)
 
 
-def _digest_of_list(forgotten: pa.Array) -> str:
-    return digest_of({"users": forgotten.to_pylist()})
-
-
-def _ensure_day(site: Site, ds: str, forgotten: pa.Array, deletion_list: str) -> Path:
-    """Return the file of a day; it is counted if the file does not exist or is out of date."""
+def _counts_of_day(site: Site, day: LogDay, forgotten: pa.Array, deletion_list: str) -> pa.Table:
+    """Return the counts of a day, from its file if that is labelled with what is wanted."""
     folder = site.directory / "pin_counts"
-    path, manifest_path = folder / f"{ds}.arrow", folder / f"{ds}.json"
+    path, manifest_path = folder / f"{day.ds}.arrow", folder / f"{day.ds}.json"
     settings: CountSettings = {
-        "raw_digest": raw_digest(site, ds),
+        "raw_digest": day.digest,
         "positive": site.source.positive.model_dump(mode="json"),
         "held_out_share": site.training.held_out_share,
     }
-    before: DayManifest | None = read_json(manifest_path) if manifest_path.exists() else None
-    is_same = before is not None and before["settings"] == settings
-    if before is not None and is_same and before["deletion_list"] == deletion_list:
-        return path
-    files = list(bucket_files(site, ds).values())
-    active = _digest_of_forgotten(files, forgotten)
-    if before is None or not is_same or before["forgotten"] != active:
+    if users_deleted := day.manifest.get("users_deleted"):
+        settings["users_deleted"] = users_deleted
+    before: DayManifest | None = find_json(manifest_path)
+    if before is not None and not is_current("pin_counts", before):
+        before = None
+    files = list(day.files.values())
+    is_searched = before is not None and before["settings"] == settings and before["deletion_list"] == deletion_list
+    active = before["forgotten"] if before is not None and is_searched else _digest_of_forgotten(files, forgotten)
+    label: CountLabel = {"layout": LAYOUTS["pin_counts"], "settings": settings, "forgotten": active}
+    counts = None if before is None else _read_day(path, label)
+    if counts is None:
         counts = _count(site, files, forgotten)
+        counts = counts.replace_schema_metadata({LABEL: json.dumps(label, sort_keys=True)})
         with write_file(path) as temporary, pa.ipc.new_file(temporary, counts.schema) as writer:
             writer.write_table(counts)
-    manifest: DayManifest = {"ds": ds, "settings": settings, "deletion_list": deletion_list, "forgotten": active}
-    write_json(manifest_path, manifest)
-    return path
+    if not is_searched:
+        manifest: DayManifest = {"ds": day.ds, "deletion_list": deletion_list, **label}
+        write_json(manifest_path, manifest)
+    return counts
 
 
 def _digest_of_forgotten(files: list[Path], forgotten: pa.Array) -> str:
@@ -166,8 +193,14 @@ def _empty(site: Site) -> pa.Table:
     return pa.schema([("pin_id", pin_id), ("user_days", pa.int32())]).empty_table()
 
 
-def _read_day(path: Path) -> pa.Table:
-    return read_arrow(fetched(path))
+def _read_day(path: Path, label: CountLabel) -> pa.Table | None:
+    """Return the counts in a file; None if there is none, or if they were made from something else."""
+    try:
+        counts = read_arrow(fetched(path))
+    except FileNotFoundError:
+        return None
+    found = (counts.schema.metadata or {}).get(LABEL.encode())
+    return counts if found is not None and json.loads(found) == label else None
 
 
 # Windows
@@ -176,15 +209,16 @@ def _read_day(path: Path) -> pa.Table:
 def counts_as_of(site: Site, ds: str) -> PinCounts:
     """Return the counts of the windows that end with ds, which is included; days before the site's start have none.
 
-    A window is no longer than that of the timelines, which training counts. Every day of the longest one must be in
-    raw_actions. Memory holds the counted pins, and ROWS_AT_ONCE rows or as
-    many as there are pins.
+    A window is no longer than that of the timelines, whose days training counts. Every day of the longest one must be
+    in raw_actions. Memory holds the counted pins, and ROWS_AT_ONCE rows or as many as there are pins.
     """
     windows, last = [f"window_{days}" for days in WINDOWS_DAYS], day_number(ds)
     aggregations = [*((name, "sum") for name in windows), ("day", "min")]
     parts: list[pa.Table] = []
     num_pending = 0
-    for day, counts in _days(site, ds):
+    days = ds_range(max(site.start_ds, shift_ds(ds, 1 - _longest_window(site))), ds)
+    opened = (open_log_day(site, day) for day in days)
+    for day, counts in zip(map(day_number, days), counts_of_days(site, opened), strict=True):
         user_days = counts["user_days"].cast(pa.int64())
         none = pa.repeat(pa.scalar(0, pa.int64()), len(counts))
         columns = {
@@ -204,16 +238,8 @@ def counts_as_of(site: Site, ds: str) -> PinCounts:
     )
 
 
-def _days(site: Site, ds: str) -> Iterator[tuple[int, pa.Table]]:
-    """Yield day number and counts of the days of the longest window."""
-    forgotten = read_deletion_list(site)
-    deletion_list = _digest_of_list(forgotten)  # once for all days: the list may be long
-    for day in ds_range(max(site.start_ds, shift_ds(ds, 1 - _longest_window(site))), ds):
-        yield day_number(day), _read_day(_ensure_day(site, day, forgotten, deletion_list))
-
-
 def _longest_window(site: Site) -> int:
-    """Return the number of days that are counted: training counts the actions of timelines, which have no more."""
+    """Return the number of days that are counted: training counts no days before those of the timelines."""
     return min(WINDOWS_DAYS[-1], site.timelines.window_days)
 
 

@@ -15,7 +15,7 @@ day whose inputs did not change is not rebuilt, and a day that adds nothing shar
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 import lance
 import pyarrow as pa
@@ -26,6 +26,8 @@ from pf_core.days import ds_range, shift_ds
 from pf_core.engine.base import Engine
 from pf_core.engine.daily_state import DailyState, Manifest, StateManifest, advance_bucket, create_bucket, open_dataset
 from pf_core.errors import PipelineError, materialize_command
+from pf_core.layouts import LAYOUTS
+from pf_core.logs.log_day import open_log_day, refuse_if_changed
 from pf_core.logs.partition import bucket_files, ingested_days, raw_digest
 from pf_core.logs.quarantine import Quarantine
 from pf_core.pins.catalogue import Catalogue, QuarantinedRow
@@ -46,9 +48,6 @@ from pf_core.pins.inputs import (
 from pf_core.progress import Progress
 from pf_core.schemas import id_arrow_type
 from pf_core.storage.files import read_parquet, stamp_of
-
-LAYOUT = 2
-"""Number of the layout of a partition; partitions of layout 1 have no pins of the log."""
 
 
 class PinTotals(TypedDict):
@@ -73,8 +72,6 @@ class PinTotals(TypedDict):
 class PinOrigin(TypedDict):
     """What a partition was built from."""
 
-    pin_layout: NotRequired[int]
-    """Absent in layout 1."""
     source: str
     """Digest of the site file's `pins` and of the files that are not dated."""
     raw_digests: dict[str, str]
@@ -111,20 +108,12 @@ def content_name(manifest: PinManifest | Manifest) -> str:
     return f"{manifest['versions'][0]}-{manifest.get('content', manifest['inputs'])}"
 
 
-def refuse_older_layout(manifest: PinManifest | Manifest) -> None:
-    """Refuse a partition from before pin_features had the pins of the log."""
-    if manifest.get("pin_layout") != LAYOUT:
-        raise PipelineError(
-            f"pin_features {manifest['ds']} was built by an older version, without the pins of the log",
-            f"rebuild it with: {materialize_command('pin_features', manifest['ds'])}",
-        )
-
-
 def read_pin_features(site: Site, ds: str, columns: Sequence[str] | None = None) -> pa.Table:
     """Return the pins of a day; `feature` is left out if no pin has one."""
-    dataset = pin_state(site).open_bucket(ds, 0)
-    wanted = dataset.schema.names if columns is None else columns
-    return dataset.to_table(columns=[name for name in wanted if name != "feature" or name in dataset.schema.names])
+    with pin_state(site).held(ds) as day:
+        dataset = day.open_bucket(0)
+        wanted = dataset.schema.names if columns is None else columns
+        return dataset.to_table(columns=[name for name in wanted if name != "feature" or name in dataset.schema.names])
 
 
 def build_pin_features(site: Site, days: Sequence[str], *, engine: Engine, progress: Progress) -> Iterator[PinManifest]:
@@ -163,11 +152,10 @@ def feature_coverage(site: Site, ds: str) -> float:
 
 def _build_day(site: Site, state: PinState, ds: str, *, is_first: bool) -> PinManifest:
     """Build a day on the day before, or from all files and logs; keep what is there if that would give the same."""
-    source = _digest([LAYOUT, site.source.pins.model_dump(mode="json"), *map(stamp_of, undated_files(site))])
+    source, dated = _source_digest(site), [stamp_of(file) for file in dated_files(site, ds)]
     base = _base(site, state, ds, source)
-    dated = [stamp_of(file) for file in dated_files(site, ds)]
-    log_days = _log_days(site, base, ds, is_first=is_first)
-    raw_digests = {day: raw_digest(site, day) for day in log_days}
+    log_days = [open_log_day(site, day) for day in _log_days(site, base, ds, is_first=is_first)]
+    raw_digests = {day.ds: day.digest for day in log_days}
     built_on = None if base is None else content_name(base)
     inputs = _digest([source, built_on, raw_digests, dated])
     before = state.manifest(ds)
@@ -179,13 +167,23 @@ def _build_day(site: Site, state: PinState, ds: str, *, is_first: bool) -> PinMa
         log_pins = without(log_pins, known)
     added = _digest([source, built_on, digest_of_ids(log_pins), dated])
     origin: PinOrigin = {
-        "pin_layout": LAYOUT,
         "source": source,
         "raw_digests": raw_digests if base is None else base.get("raw_digests", {}) | raw_digests,
         "inputs": inputs,
         "added": added,
     }
+
+    def refuse_if_changed_meanwhile() -> None:
+        command = materialize_command("pin_features", ds)
+        refuse_if_changed(site, log_days, what=f"pin_features {ds}", command=command)
+        if (_source_digest(site), [stamp_of(file) for file in dated_files(site, ds)]) != (source, dated):
+            raise PipelineError(
+                f"the files of source.pins changed while pin_features {ds} was made from them; nothing was published",
+                f"run again when they are complete: {command}",
+            )
+
     if before is not None and before.get("added") == added:  # the actions changed, and their pins did not
+        refuse_if_changed_meanwhile()
         return state.publish(ds, before["versions"], {**before, **origin})
     if base is None or known is None:
         described = read_described_pins(site, catalogue_files(site, ds), dim=None)
@@ -194,11 +192,13 @@ def _build_day(site: Site, state: PinState, ds: str, *, is_first: bool) -> PinMa
         rows = _with_log_pins(site, described.rows, log_pins)
         dataset = create_bucket(state.bucket_path(0), rows)
         num_new, num_log = rows.num_rows, rows.num_rows - described.rows.num_rows
+        refuse_if_changed_meanwhile()
         return _publish(state, ds, dataset, described, origin, content=added, num_new=num_new, num_log=num_log)
     described = read_described_pins(site, dated_files(site, ds), dim=base["dim"] or None) if dated else no_pins(site)
     rows = _with_log_pins(site, described.rows, log_pins)
     dataset = _advance(site, state, base, rows)
     num_known = pc.sum(pc.is_in(described.rows["pin_id"], known)).as_py() or 0
+    refuse_if_changed_meanwhile()
     return _publish(
         state,
         ds,
@@ -209,6 +209,13 @@ def _build_day(site: Site, state: PinState, ds: str, *, is_first: bool) -> PinMa
         num_new=rows.num_rows - num_known,
         num_log=rows.num_rows - described.rows.num_rows,
         carried=None if dated else base,
+    )
+
+
+def _source_digest(site: Site) -> str:
+    """Return a digest of the site file's `pins` and of the files that are not dated."""
+    return _digest(
+        [LAYOUTS["pin_features"], site.source.pins.model_dump(mode="json"), *map(stamp_of, undated_files(site))]
     )
 
 
@@ -256,9 +263,7 @@ def _with_log_pins(site: Site, described: pa.Table, log_pins: pa.Array) -> pa.Ta
 def _advance(site: Site, state: PinState, base: PinManifest, rows: pa.Table) -> lance.LanceDataset:
     """Write a new version of the base with these rows; the base's own version if there are none."""
     path, dim = state.bucket_path(0), base["dim"] or dim_of(rows)
-    if (
-        dim != base["dim"] or base.get("pin_layout") != LAYOUT
-    ):  # the first vectors of the site: every row gets a new column
+    if dim != base["dim"] or not state.is_readable(base):  # the first vectors of the site: every row gets a new column
         kept = _open(state, base).to_table()
         kept = kept.filter(pc.invert(pc.is_in(kept["pin_id"], rows["pin_id"])))
         return create_bucket(path, joined(kept, rows))

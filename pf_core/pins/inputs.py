@@ -7,10 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pf_core.config.files import DAY
 from pf_core.config.site import Site
-from pf_core.config.source import DAY, NpyVectors, PinsSource
+from pf_core.config.source import NpyVectors, PinsSource
 from pf_core.errors import PipelineError
-from pf_core.logs.partition import bucket_files
+from pf_core.logs.log_day import LogDay
 from pf_core.logs.readers import find_files
 from pf_core.pins.catalogue import UNKNOWN_INTEREST, Catalogue, read_catalogue, read_matrix
 from pf_core.schemas import IdType, id_arrow_type, pin_features_schema
@@ -76,13 +77,14 @@ def read_described_pins(site: Site, files: Sequence[Path], *, dim: int | None) -
     described = read_catalogue(pins, files, dim=dim) if files else no_pins(site)
     if not isinstance(pins.vectors, NpyVectors):
         return described
-    vectors = read_matrix(pins.vectors, site.log_root, pins)
+    matrix = read_matrix(pins.vectors, site.log_root, pins)
+    vectors = matrix.rows
     position = pc.index_in(vectors["pin_id"], described.rows["pin_id"])
     interest = described.rows["interest"].take(position).fill_null(UNKNOWN_INTEREST)
     candidate = described.rows["is_candidate"].take(position).fill_null(_is_outsider_candidate(pins))
     rows = vectors.append_column("interest", interest).append_column("is_candidate", candidate)
     others = described.rows.filter(pc.invert(pc.is_in(described.rows["pin_id"], vectors["pin_id"])))
-    return Catalogue(joined(rows, others), described.quarantined)
+    return Catalogue(joined(rows, others), [*described.quarantined, *matrix.quarantined])
 
 
 def catalogue_files(site: Site, ds: str) -> list[Path]:
@@ -93,12 +95,12 @@ def catalogue_files(site: Site, ds: str) -> list[Path]:
 # Pins of the log
 
 
-def read_log_pins(site: Site, days: Sequence[str]) -> pa.Array:
+def read_log_pins(site: Site, days: Sequence[LogDay]) -> pa.Array:
     """Return the distinct pins with an action on these days, ascending; memory grows with their number alone."""
     parts: list[pa.Array] = [pa.array([], id_arrow_type(site.source.pins.pin_id.type))]
     num_pending = 0
-    for ds in days:
-        for path in bucket_files(site, ds).values():
+    for day in days:
+        for path in day.files.values():
             parts.append(read_parquet(path, columns=["pin_id"])["pin_id"].unique())
             num_pending += len(parts[-1])
             if num_pending > max(IDS_AT_ONCE, len(parts[0])):

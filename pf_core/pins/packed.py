@@ -27,13 +27,16 @@ from pf_core.config.site import Site
 from pf_core.engine.daily_state import Manifest, open_dataset, take_rows
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import hash_slices
-from pf_core.pins.features import PinManifest, pin_state, refuse_older_layout
+from pf_core.layouts import is_current, marked
+from pf_core.pins.content import norms
+from pf_core.pins.features import PinManifest, pin_state
 from pf_core.progress import Progress
 from pf_core.schemas import id_arrow_type
 from pf_core.storage.arrays import NpyFile
 from pf_core.storage.cache import fetched
-from pf_core.storage.files import remove_tree, write_folder, write_json
+from pf_core.storage.files import is_remote, read_json, remove_tree, write_folder, write_json
 from pf_core.storage.locks import exclusive
+from pf_core.storage.retention import mark_used, time_of
 
 PIN_BATCH_ROWS = 8192
 """Rows of every chunk but the last. `lookup` relies on all record batches of pin_id.arrow but the last being equal."""
@@ -74,7 +77,7 @@ def pins_by_id(
 def finite_features(pins: pa.Table, ds: str) -> np.ndarray:
     """Return the features of these pins, feature_NF, zeros where a pin has none.
 
-    A value that is not finite is an error that names the pin.
+    A vector whose norm is not finite is an error that names the pin: earlier versions stored them.
     """
     if "feature" not in pins.column_names:
         return np.zeros((len(pins), 0), np.float32)
@@ -83,11 +86,12 @@ def finite_features(pins: pa.Table, ds: str) -> np.ndarray:
     if feature.null_count:
         given, values = values, np.zeros((len(pins), feature.type.list_size), np.float32)
         values[feature.is_valid().to_numpy(zero_copy_only=False)] = given
-    is_finite = np.isfinite(values).all(axis=1)
+    is_finite = np.isfinite(norms(values))
     if not is_finite.all():
-        pin_id = pins["pin_id"][int(np.argmin(is_finite))].as_py()
+        row = int(np.argmin(is_finite))
+        problem = "is too long" if np.isfinite(values[row]).all() else "has a value that is not finite"
         raise PipelineError(
-            f"pin_features {ds}: the feature of pin {pin_id!r} has a value that is not finite",
+            f"pin_features {ds}: the feature of pin {pins['pin_id'][row].as_py()!r} {problem}",
             f"fix its vector, then: {materialize_command('pin_features', ds)}",
         )
     return np.asarray(values)
@@ -101,7 +105,6 @@ def write_pins(site: Site, pins: PinManifest | Manifest, folder: Path) -> dict[s
 
     Return the numbers of pins, of candidates, and of pins with a feature.
     """
-    refuse_older_layout(pins)
     folder.mkdir(parents=True, exist_ok=True)
     codes: dict[str, int] = {}
     dataset = open_dataset(pin_state(site).bucket_path(0), version=pins["versions"][0])
@@ -144,15 +147,19 @@ def pack_pins(site: Site, pins: PinManifest | Manifest, progress: Progress) -> P
     name = f"v{pins['versions'][0]}"
     path, used = folder / name, folder / f"{name}.json"
     with exclusive(folder, "the packed pins"):
-        if not used.exists():
+        if not (used.exists() and is_current("packed_pins", read_json(used))):
             progress(f"packing the features of {pins['counts']['pins']:,} pins, pin_features {pins['ds']}")
-            for leftover in folder.glob(".v*.tmp"):  # of a run that was killed
-                remove_tree(leftover)
+            for leftover in folder.glob("*v*"):  # of a run that was killed while it packed, or removed an old pack
+                if leftover.name.startswith(".") or not leftover.with_suffix(".json").exists():
+                    remove_tree(leftover)
             with write_folder(path) as partial:
                 write_pins(site, pins, partial)
                 _hash_features(partial)
-        write_json(used, {"last_by": pins["ds"]})
-        for old in sorted(folder.glob("v*.json"), key=lambda pack: pack.stat().st_mtime_ns)[:-PACKS_KEPT]:
+        write_json(used, {"last_by": pins["ds"], **marked("packed_pins")})
+        packs = list(folder.glob("v*.json"))
+        if not is_remote(folder):
+            mark_used(used, packs)
+        for old in sorted((pack for pack in packs if pack != used), key=time_of)[: -(PACKS_KEPT - 1)]:
             old.unlink()
             remove_tree(old.with_suffix(""))
     return path

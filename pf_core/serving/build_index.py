@@ -5,6 +5,9 @@ get what exact search gives them, up to the target. The files on disk are judged
 not store ef; `index.json` does. A graph depends on the pins and on the linking parameters: days that share both share
 its files by hard links, and only the judgement is repeated. Memory holds as many shards as the engine has workers, and
 one shard while the index is judged.
+
+The pins and the users are opened once, by version, and held: another run may publish the day again meanwhile. The
+manifest says which models the linked rows themselves are of (`vectors_of`), which the release verifies.
 """
 
 import os
@@ -20,12 +23,13 @@ import pyarrow as pa
 
 from pf_core.config.site import Site
 from pf_core.embeddings.pins import nearest_scores, sample_users
-from pf_core.embeddings.tables import pin_embedding_state, snapshot_state
+from pf_core.embeddings.tables import PinEmbeddingManifest, SnapshotManifest, pin_embedding_state, snapshot_state
 from pf_core.embeddings.vectors import matrix_of
 from pf_core.engine.base import Engine
-from pf_core.engine.daily_state import open_dataset
+from pf_core.engine.daily_state import StateDay, open_dataset
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import bucket_of, digest_of
+from pf_core.layouts import LAYOUTS, is_current
 from pf_core.metrics.exact_search import ROUNDING
 from pf_core.progress import Progress, Throttle, report
 from pf_core.serving.index import (
@@ -44,7 +48,6 @@ from pf_core.serving.index import (
     index_root,
     load_shard,
     merge_hits,
-    require_index,
     search_shard,
     shard_path,
     used_shards,
@@ -69,14 +72,22 @@ def build_index_days(site: Site, days: Sequence[str], *, engine: Engine, progres
     refuse_expired("pin_index", days, existing=index_days(site), num_days=num_kept, setting=setting)
     with exclusive(index_root(site), "pin_index"):
         for ds in days:
-            manifest = _build_day(site, ds, engine, progress)
+            with pin_embedding_state(site).held(ds) as pins, snapshot_state(site).held(ds) as snapshot:
+                manifest = _build_day(site, pins, snapshot, engine, progress)
             _retain(site, num_kept)
             yield manifest
 
 
-def _build_day(site: Site, ds: str, engine: Engine, progress: Progress) -> IndexManifest:
-    config = site.serving.index
-    pins, snapshot = pin_embedding_state(site).require(ds), snapshot_state(site).require(ds)
+def _build_day(
+    site: Site,
+    opened_pins: StateDay[PinEmbeddingManifest],
+    opened_snapshot: StateDay[SnapshotManifest],
+    engine: Engine,
+    progress: Progress,
+) -> IndexManifest:
+    """Build the index of a day's pins, which the users of the same day's snapshot judge; both were opened once."""
+    config, pins, snapshot = site.serving.index, opened_pins.manifest, opened_snapshot.manifest
+    ds = pins["ds"]
     if pins["model_version"] != snapshot["model_version"]:
         raise PipelineError(
             f"pin_embeddings {ds} is of model {pins['model_version']}, user_embedding_snapshot {ds} of model "
@@ -89,18 +100,21 @@ def _build_day(site: Site, ds: str, engine: Engine, progress: Progress) -> Index
         "parameters": config.model_dump(exclude={"retention_days"}),
     }
     known = index_manifest(site, ds)
-    if known is not None and known["inputs"] == inputs:
+    if known is not None and is_current("pin_index", known) and known["inputs"] == inputs and "vectors_of" in known:
         progress(f"pin_index {ds}: unchanged, {known['counts']['pins']:,} pins")
         return known
     linking = {"links": config.links, "ef_construction": config.ef_construction, "num_shards": config.num_shards}
     graph = digest_of({"pin_embeddings": pins["digest"], **linking})
     started = time.monotonic()
     with building(index_dir(site, ds)) as build:
-        pins_of_shard = _share_graph(site, build, graph, progress) or _write_graph(site, ds, build, engine, progress)
+        files = _share_graph(site, build, graph, progress) or _write_graph(site, opened_pins, build, engine, progress)
+        _refuse_other_vectors(pins, files)
         linked: GraphManifest = {
+            "layout": LAYOUTS["pin_index"],
             "ds": ds,
             "build": build.name,
             "model_version": pins["model_version"],
+            "vectors_of": files.vectors_of,
             "embedding_dim": pins["embedding_dim"],
             "digest": digest_of(inputs),
             "inputs": inputs,
@@ -109,10 +123,10 @@ def _build_day(site: Site, ds: str, engine: Engine, progress: Progress) -> Index
             "links": config.links,
             "ef_construction": config.ef_construction,
             "num_shards": config.num_shards,
-            "pins_of_shard": pins_of_shard,
-            "counts": {"pins": sum(pins_of_shard)},
+            "pins_of_shard": files.pins_of_shard,
+            "counts": {"pins": sum(files.pins_of_shard)},
         }
-        judgement = _find_ef(site, ds, build, linked, progress)
+        judgement = _find_ef(site, opened_pins, opened_snapshot, build, linked, progress)
         manifest: IndexManifest = {**linked, **judgement, "seconds": time.monotonic() - started}
         write_json(build / DESCRIPTION, manifest)
         make_durable(build)
@@ -135,16 +149,38 @@ def _retain(site: Site, num_days: int) -> None:
 # Graphs
 
 
-def _share_graph(site: Site, build: Path, graph: str, progress: Progress) -> list[int] | None:
-    """Link the files of a published day with the same graph; returns its pins by shard, or None."""
+@dataclass(frozen=True)
+class _GraphFiles:
+    """What was found while the files of a graph were written."""
+
+    pins_of_shard: list[int]
+    vectors_of: list[str]
+    """Distinct values of `model_version` in the rows whose vectors are linked."""
+
+
+def _share_graph(site: Site, build: Path, graph: str, progress: Progress) -> _GraphFiles | None:
+    """Link the files of a published day with the same graph; returns what they hold, or None."""
     for ds in reversed(index_days(site)):
-        known, folder = require_index(site, ds)
-        if known["graph"] == graph:
+        known = index_manifest(site, ds)
+        if known is None or not is_current("pin_index", known):
+            continue
+        if known["graph"] == graph and "vectors_of" in known:
+            folder = index_dir(site, ds) / known["build"]
             for name in (PINS, *(shard_path(build, number).name for number in used_shards(known["pins_of_shard"]))):
                 link_or_copy(folder / name, build / name)
             progress(f"pin_index {build.parent.name}: the pins are those of {ds}, so its graph is used")
-            return known["pins_of_shard"]
+            return _GraphFiles(known["pins_of_shard"], known["vectors_of"])
     return None
+
+
+def _refuse_other_vectors(pins: PinEmbeddingManifest, files: _GraphFiles) -> None:
+    """Refuse vectors of which the rows themselves say that another model made them."""
+    if files.vectors_of != [pins["model_version"]]:
+        raise PipelineError(
+            f"pin_embeddings {pins['ds']} is of model {pins['model_version']}, but has vectors of "
+            f"{', '.join(files.vectors_of)}; no index was published",
+            f"embed the pins again: {materialize_command('pin_embeddings', pins['ds'])}",
+        )
 
 
 @dataclass(frozen=True)
@@ -164,10 +200,12 @@ class _ShardTask:
     num_threads: int
 
 
-def _write_graph(site: Site, ds: str, build: Path, engine: Engine, progress: Progress) -> list[int]:
-    """Link the pins of every shard, as many shards at a time as the engine has workers; returns the pins by shard."""
-    config, state = site.serving.index, pin_embedding_state(site)
-    source, version = state.bucket_path(0), state.require(ds)["versions"][0]
+def _write_graph(
+    site: Site, pins: StateDay[PinEmbeddingManifest], build: Path, engine: Engine, progress: Progress
+) -> _GraphFiles:
+    """Link the pins of every shard, as many shards at a time as the engine has workers."""
+    config, ds = site.serving.index, pins.manifest["ds"]
+    source, version = pins.state.bucket_path(0), pins.manifest["versions"][0]
     shard_N = _write_pins(open_dataset(source, version=version), build / PINS, config.num_shards)
     pins_of_shard = np.bincount(shard_N, minlength=config.num_shards).tolist()
     shards = used_shards(pins_of_shard)
@@ -186,14 +224,16 @@ def _write_graph(site: Site, ds: str, build: Path, engine: Engine, progress: Pro
         )
         for number in shards
     ]
-    for done, _ in enumerate(engine.map_buckets(_link_shard, tasks, progress), start=1):
+    vectors_of: set[str] = set()
+    for done, found in enumerate(engine.map_buckets(_link_shard, tasks, progress), start=1):
+        vectors_of |= found
         if len(tasks) > 1:
             progress(f"pin_index {ds}: {done} of {len(tasks)} shards are linked")
-    return pins_of_shard
+    return _GraphFiles(pins_of_shard, sorted(vectors_of))
 
 
-def _link_shard(task: _ShardTask) -> None:
-    """Write the graph of the pins whose ids hash to one shard."""
+def _link_shard(task: _ShardTask) -> set[str]:
+    """Write the graph of the pins whose ids hash to one shard; returns which models its rows say they are of."""
     dataset = open_dataset(task.dataset, version=task.version)
     graph = hnswlib.Index(space=SPACE, dim=dataset.schema.field("embedding").type.list_size)
     graph.init_index(task.num_pins, M=task.links, ef_construction=task.ef_construction)
@@ -207,15 +247,17 @@ def _link_shard(task: _ShardTask) -> None:
             f"{num_linked / (time.monotonic() - started):,.0f} a second"
         )
 
-    first, throttle = 0, Throttle(report, every_s=REPORT_EVERY_S)
-    for batch in dataset.to_batches(columns=["pin_id", "embedding"], batch_size=CHUNK_ROWS):
+    first, throttle, vectors_of = 0, Throttle(report, every_s=REPORT_EVERY_S), set()
+    for batch in dataset.to_batches(columns=["pin_id", "embedding", "model_version"], batch_size=CHUNK_ROWS):
         mine = np.flatnonzero(bucket_of(batch["pin_id"], task.num_shards) == task.number)
         vector_CD = matrix_of(batch["embedding"].take(pa.array(mine))).astype(np.float32)
         graph.add_items(vector_CD, first + mine)
+        vectors_of |= set(batch["model_version"].take(pa.array(mine)).unique().to_pylist())
         first += batch.num_rows
         throttle(rate)
     with write_file(task.path) as path:
         graph.save_index(str(path))
+    return vectors_of
 
 
 def _write_pins(dataset: lance.LanceDataset, path: Path, num_shards: int) -> np.ndarray:
@@ -232,12 +274,19 @@ def _write_pins(dataset: lance.LanceDataset, path: Path, num_shards: int) -> np.
 # Judging
 
 
-def _find_ef(site: Site, ds: str, build: Path, linked: GraphManifest, progress: Progress) -> IndexQuality:
+def _find_ef(
+    site: Site,
+    pins: StateDay[PinEmbeddingManifest],
+    snapshot: StateDay[SnapshotManifest],
+    build: Path,
+    linked: GraphManifest,
+    progress: Progress,
+) -> IndexQuality:
     """Find the smallest ef that reaches the target; returns it with what was measured on the way."""
-    config, shards = site.serving.index, used_shards(linked["pins_of_shard"])
-    users_UD = sample_users(site, ds, config.sample_users)
+    config, ds, shards = site.serving.index, linked["ds"], used_shards(linked["pins_of_shard"])
+    users_UD = sample_users(snapshot, config.sample_users)
     k = min(JUDGED_AT, linked["counts"]["pins"])
-    least_U1 = nearest_scores(site, ds, users_UD, k)[:, -1:]
+    least_U1 = nearest_scores(pins, users_UD, k)[:, -1:]
     tried: list[TriedEf] = []
     for ef in _ladder(config.max_ef):
         timed = [_search_from_disk(build, linked, number, ef, users_UD, k) for number in shards]

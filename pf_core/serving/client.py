@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from pf_core.config.site import Site
 from pf_core.errors import PipelineError, materialize_command
+from pf_core.layouts import refuse_other_layout
 from pf_core.schemas import IdType, id_arrow_type
 from pf_core.serving.index import PinIndex
 from pf_core.serving.ranking import Ranked, rank_new, rank_with_memory
@@ -34,7 +35,6 @@ from pf_core.serving.releases import (
     POPULAR,
     ReleaseManifest,
     current_file,
-    is_readable,
     lock_for_reading,
     read_published,
     read_release,
@@ -94,11 +94,8 @@ class Release:
         if descriptor is not None:
             weakref.finalize(self, os.close, descriptor).atexit = False
         self.manifest: ReleaseManifest = read_release(folder)
-        if not is_readable(self.manifest):
-            raise PipelineError(
-                f"release {self.manifest['release']} was published by another version",
-                f"publish the day again with: {materialize_command('release', self.manifest['ds'])}",
-            )
+        command = materialize_command("release", self.manifest["ds"])
+        refuse_other_layout("release", self.manifest, what=f"release {self.manifest['release']}", command=command)
         self._store = store_of(site, folder, self.manifest)
         self._folder = folder
         self._index: PinIndex | None = None
@@ -256,6 +253,11 @@ class Serving:
             status = os.stat(self._local_path)  # noqa: PTH116 (on every request: a Path costs more than the call)
         except FileNotFoundError:
             raise self._no_release() from None
+        except PermissionError:
+            raise PipelineError(
+                f"this user may not read {self._local_path}",
+                "run the service as the owner of data_dir, or share the folder with its group: chmod g+s",
+            ) from None
         return status.st_ino, status.st_mtime_ns, status.st_size
 
     def _remote_stamp(self) -> Stamp:

@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import hnswlib
 import numpy as np
@@ -21,10 +21,11 @@ import pyarrow.compute as pc
 from pf_core.config.site import Site
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import bucket_of, combined
+from pf_core.layouts import refuse_other_layout
 from pf_core.storage.arrays import read_arrow
 from pf_core.storage.builds import MANIFEST
 from pf_core.storage.cache import fetched
-from pf_core.storage.files import read_json
+from pf_core.storage.files import find_json, read_json
 
 DESCRIPTION = "index.json"
 
@@ -64,10 +65,14 @@ class TriedEf(TypedDict):
 class GraphManifest(TypedDict):
     """What is known of an index when its pins are linked, before it is judged."""
 
+    layout: NotRequired[int]
+    """Not in manifests of earlier versions, which are of layout 1."""
     ds: str
     build: str
     """Name of the build's folder in the partition."""
     model_version: str
+    vectors_of: NotRequired[list[str]]
+    """Distinct models that the rows of the linked vectors name; absent in an index of an older version."""
     embedding_dim: int
     digest: str
     inputs: IndexInputs
@@ -118,7 +123,10 @@ class PinIndex:
         """Open the index in a build's folder, or in a copy of one."""
         if not (folder / DESCRIPTION).is_file():
             raise PipelineError(f"no pin index in {folder}", f"make it with: {materialize_command('pin_index', 'DAY')}")
-        return cls(folder, read_json(folder / DESCRIPTION))
+        description: IndexManifest = read_json(folder / DESCRIPTION)
+        command = materialize_command("pin_index", "DAY")
+        refuse_other_layout("pin_index", description, what=f"the pin index in {folder}", command=command)
+        return cls(folder, description)
 
     def __len__(self) -> int:
         return len(self.pin_ids)
@@ -264,8 +272,8 @@ def index_days(site: Site) -> list[str]:
 
 
 def index_manifest(site: Site, ds: str) -> IndexManifest | None:
-    path = index_dir(site, ds) / MANIFEST
-    return read_json(path) if path.exists() else None
+    manifest: IndexManifest | None = find_json(index_dir(site, ds) / MANIFEST)
+    return manifest
 
 
 def require_index(site: Site, ds: str) -> tuple[IndexManifest, Path]:
@@ -273,4 +281,6 @@ def require_index(site: Site, ds: str) -> tuple[IndexManifest, Path]:
     manifest = index_manifest(site, ds)
     if manifest is None:
         raise PipelineError(f"pin_index has no partition {ds}", f"make it with: {materialize_command('pin_index', ds)}")
+    command = materialize_command("pin_index", ds)
+    refuse_other_layout("pin_index", manifest, what=f"pin_index {ds}", command=command)
     return manifest, index_dir(site, ds) / manifest["build"]

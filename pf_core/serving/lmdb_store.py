@@ -156,7 +156,14 @@ class LmdbStore:
 
     def _fill(self, folder: Path, buckets: Iterable[tuple[int, pa.Table]], *, num_users: int) -> None:
         map_size, num_list_bytes = self._map_size(num_users), 0
-        environment = lmdb.open(str(folder), map_size=map_size, sync=False, metasync=False, meminit=False)
+        environment = lmdb.open(
+            str(folder),
+            map_size=map_size,
+            sync=False,
+            metasync=False,
+            meminit=False,
+            mode=0o770,  # the umask decides: readers of a shared folder write lock.mdb
+        )
         try:
             for bucket, keys, values in prefetched(self._encoded(buckets)):
                 num_list_bytes += sum(map(len, values)) - len(values) * fixed_bytes(self._embedding_dim)

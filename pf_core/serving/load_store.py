@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pf_core.config.site import Site
-from pf_core.embeddings.tables import snapshot_state
+from pf_core.embeddings.tables import SnapshotManifest
 from pf_core.embeddings.vectors import matrix_of
 from pf_core.engine.base import Engine
-from pf_core.engine.daily_state import open_dataset
+from pf_core.engine.daily_state import StateDay, open_dataset
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import bucket_of
 from pf_core.logs.deletion_list import read_deletion_list
@@ -93,9 +93,17 @@ class _LoadedUsers:
         self._progress(f"release {self._release}: {self.num_read:,} of {self.num_users:,} users are in the store")
 
 
-def load_users(site: Site, draft: ReleaseDraft, folder: Path, *, engine: Engine, progress: Progress) -> StoreChecks:
+def load_users(
+    site: Site,
+    draft: ReleaseDraft,
+    snapshot: StateDay[SnapshotManifest],
+    folder: Path,
+    *,
+    engine: Engine,
+    progress: Progress,
+) -> StoreChecks:
     """Fill the store of the release in `folder` and verify it. Replaces what an earlier attempt left in the store."""
-    tasks = _bucket_tasks(site, draft)
+    tasks = _bucket_tasks(site, draft, snapshot)
     users = _LoadedUsers(draft["release"], tasks[0].num_users, progress)
     with contextlib.closing(store_of(site, folder, draft)) as store:
         if isinstance(store, LmdbStore):
@@ -109,9 +117,8 @@ def load_users(site: Site, draft: ReleaseDraft, folder: Path, *, engine: Engine,
         return _verify(draft, store, users)
 
 
-def _bucket_tasks(site: Site, draft: ReleaseDraft) -> list[_BucketTask]:
-    state, forgotten = snapshot_state(site), read_deletion_list(site)
-    snapshot = state.require(draft["ds"])
+def _bucket_tasks(site: Site, draft: ReleaseDraft, opened: StateDay[SnapshotManifest]) -> list[_BucketTask]:
+    state, snapshot, forgotten = opened.state, opened.manifest, read_deletion_list(site)
     bucket_of_forgotten = bucket_of(forgotten, snapshot["num_buckets"])
     return [
         _BucketTask(

@@ -3,6 +3,8 @@
 User-days are those of pins/counts.py: held-out and forgotten users do not count.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,11 @@ import pyarrow as pa
 from pf_core.config.site import Site
 from pf_core.days import ds_range, shift_ds
 from pf_core.hashing import digest_of
-from pf_core.logs.partition import ingested_days, raw_digest
+from pf_core.logs.log_day import LogDay, open_log_day
+from pf_core.logs.partition import ingested_days
 from pf_core.pins.counts import day_counts
 from pf_core.schemas import id_arrow_type
-from pf_core.serving.index import PinIndex, require_index
+from pf_core.serving.index import PinIndex
 
 POPULAR_DAYS = 7
 
@@ -22,20 +25,26 @@ NUM_POPULAR = 1000
 """Largest number of pins of the list."""
 
 
-def popular_digest(site: Site, ds: str) -> str:
-    """Return a digest of what the counts of a day depend on, beside the deletion list."""
+def open_week(site: Site, ds: str) -> list[LogDay]:
+    """Open the days of the week that ends with `ds` of which raw_actions has a partition."""
+    days = {*ds_range(shift_ds(ds, 1 - POPULAR_DAYS), ds)} & {*ingested_days(site)}
+    return [open_log_day(site, day) for day in sorted(days)]
+
+
+def popular_digest(site: Site, week: Sequence[LogDay]) -> str:
+    """Return a digest of what the counts of a week depend on, beside the deletion list."""
     inputs: dict[str, Any] = {
-        "raw_actions": {day: raw_digest(site, day) for day in _days(site, ds)},
+        "raw_actions": {day.ds: day.digest for day in week},
         "positive": site.source.positive.model_dump(mode="json"),
         "held_out_share": site.training.held_out_share,
     }
     return digest_of(inputs)
 
 
-def popular_pins(site: Site, ds: str, k: int) -> pa.Table:
-    """Return the k pins of the day's index with the most user-days: pin_id, interest, user_days; ties by pin_id."""
-    counts = _week_counts(site, ds)
-    index = PinIndex.open(require_index(site, ds)[1])
+def popular_pins(site: Site, week: Sequence[LogDay], index_folder: Path, k: int) -> pa.Table:
+    """Return the k pins of an index with the most user-days: pin_id, interest, user_days; ties by pin_id."""
+    counts = _week_counts(site, week)
+    index = PinIndex.open(index_folder)
     label = index.rows_of(counts["pin_id"].combine_chunks())
     known = counts.filter(pa.array(label >= 0))
     label = label[label >= 0]
@@ -50,13 +59,8 @@ def popular_pins(site: Site, ds: str, k: int) -> pa.Table:
     )
 
 
-def _week_counts(site: Site, ds: str) -> pa.Table:
-    """Return pin_id and user_days over the week that ends with the day, one row for each pin."""
+def _week_counts(site: Site, week: Sequence[LogDay]) -> pa.Table:
+    """Return pin_id and user_days over the week, one row for each pin."""
     none = pa.schema([("pin_id", id_arrow_type(site.source.pins.pin_id.type)), ("user_days", pa.int32())]).empty_table()
-    total = pa.concat_tables([none, *(day_counts(site, day) for day in _days(site, ds))])
+    total = pa.concat_tables([none, *(day_counts(site, day) for day in week)])
     return total.group_by("pin_id").aggregate([("user_days", "sum")]).rename_columns(["pin_id", "user_days"])
-
-
-def _days(site: Site, ds: str) -> list[str]:
-    """Return the days of the week that ends with `ds` of which raw_actions has a partition."""
-    return sorted({*ds_range(shift_ds(ds, 1 - POPULAR_DAYS), ds)} & {*ingested_days(site)})

@@ -10,6 +10,7 @@ Users on the deletion list are left out even if the snapshot still has them, and
 
 import contextlib
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,22 +18,24 @@ import numpy as np
 import pyarrow as pa
 
 from pf_core.config.site import Site
-from pf_core.embeddings.tables import snapshot_state
+from pf_core.embeddings.tables import SnapshotManifest, snapshot_state
 from pf_core.engine.base import Engine
+from pf_core.engine.daily_state import StateDay
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import digest_of
+from pf_core.layouts import LAYOUTS
 from pf_core.logs.deletion_list import read_deletion_list
+from pf_core.logs.log_day import LogDay
 from pf_core.progress import Progress
-from pf_core.serving.index import PinIndex, index_root, require_index
+from pf_core.serving.index import IndexManifest, PinIndex, index_root, require_index
 from pf_core.serving.load_store import load_users
-from pf_core.serving.popular import NUM_POPULAR, popular_digest, popular_pins
+from pf_core.serving.popular import NUM_POPULAR, open_week, popular_digest, popular_pins
 from pf_core.serving.releases import (
     BUILDING,
     DESCRIPTION,
     POPULAR,
     READERS,
     RELEASE_ID,
-    RELEASE_LAYOUT,
     PublishedReleases,
     ReleaseDraft,
     ReleaseManifest,
@@ -74,12 +77,13 @@ def publish_release(site: Site, ds: str, *, engine: Engine, progress: Progress) 
                 "to return services to an earlier release: pf rollback",
             )
         sweep(site, None, progress)
-        draft = _draft(site, ds, _next_id(site, published, ds))
+        inputs = _open_inputs(site, ds)
+        draft = _draft(site, inputs, _next_id(site, published, ds))
         manifest = _if_unchanged(site, published, draft)
         if manifest is not None:
             progress(f"release {ds}: unchanged, {manifest['release']} stays the current one")
             return manifest
-        manifest = _build(site, draft, engine, progress)
+        manifest = _build(site, draft, inputs, engine, progress)
         published = PublishedReleases(
             current=manifest["release"],
             previous=published.in_order()[1 - site.serving.keep_releases :],
@@ -106,8 +110,25 @@ def _next_id(site: Site, published: PublishedReleases, ds: str) -> str:
     return f"{ds}.{max(numbers, default=0) + 1}"
 
 
-def _draft(site: Site, ds: str, release: str) -> ReleaseDraft:
-    snapshot, (index, _) = snapshot_state(site).require(ds), require_index(site, ds)
+@dataclass(frozen=True, kw_only=True)
+class _Inputs:
+    """What a release is made of, opened once."""
+
+    snapshot: StateDay[SnapshotManifest]
+    index: IndexManifest
+    index_folder: Path
+    week: list[LogDay]
+    """Days of the log whose popular pins it has."""
+
+
+def _open_inputs(site: Site, ds: str) -> _Inputs:
+    snapshot, (index, index_folder) = snapshot_state(site).open_day(ds), require_index(site, ds)
+    return _Inputs(snapshot=snapshot, index=index, index_folder=index_folder, week=open_week(site, ds))
+
+
+def _draft(site: Site, inputs: _Inputs, release: str) -> ReleaseDraft:
+    snapshot, index = inputs.snapshot.manifest, inputs.index
+    ds = snapshot["ds"]
     if snapshot["model_version"] != index["model_version"]:
         raise PipelineError(
             f"user_embedding_snapshot {ds} is of model {snapshot['model_version']}, pin_index {ds} of model "
@@ -120,7 +141,7 @@ def _draft(site: Site, ds: str, release: str) -> ReleaseDraft:
         store["key_prefix"] = config.key_prefix
     return {
         "release": release,
-        "layout": RELEASE_LAYOUT,
+        "layout": LAYOUTS["release"],
         "ds": ds,
         "model_version": snapshot["model_version"],
         "embedding_dim": snapshot["embedding_dim"],
@@ -128,7 +149,7 @@ def _draft(site: Site, ds: str, release: str) -> ReleaseDraft:
         "inputs": {
             "snapshot": snapshot["digest"],
             "pin_index": index["digest"],
-            "popular": popular_digest(site, ds),
+            "popular": popular_digest(site, inputs.week),
             "forgotten": digest_of({"user_ids": sorted(read_deletion_list(site).to_pylist())}),
         },
         "store": store,
@@ -151,7 +172,7 @@ def _if_unchanged(site: Site, published: PublishedReleases, draft: ReleaseDraft)
     return manifest
 
 
-def _build(site: Site, draft: ReleaseDraft, engine: Engine, progress: Progress) -> ReleaseManifest:
+def _build(site: Site, draft: ReleaseDraft, inputs: _Inputs, engine: Engine, progress: Progress) -> ReleaseManifest:
     """Fill the release's folder under a hidden name, verify it, make it durable, and rename it."""
     root, started = release_root(site), time.monotonic()
     building = root / f"{BUILDING}{draft['release']}"
@@ -161,12 +182,11 @@ def _build(site: Site, draft: ReleaseDraft, engine: Engine, progress: Progress) 
             (building / READERS).touch()
         write_json(building / DESCRIPTION, draft)  # first: it tells a sweep where the users are
         store_started = time.monotonic()
-        checks = load_users(site, draft, building, engine=engine, progress=progress)
+        checks = load_users(site, draft, inputs.snapshot, building, engine=engine, progress=progress)
         store_seconds = time.monotonic() - store_started
-        _, index_build = require_index(site, draft["ds"])
-        copy_tree(index_build, building / "index")
+        copy_tree(inputs.index_folder, building / "index")
         num_pins = _verify_index(building, draft)
-        _write_popular(building / POPULAR, popular_pins(site, draft["ds"], NUM_POPULAR))
+        _write_popular(building / POPULAR, popular_pins(site, inputs.week, building / "index", NUM_POPULAR))
         manifest: ReleaseManifest = {
             **draft,  # type: ignore[typeddict-item]  # a draft has no forgotten_since
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -197,14 +217,23 @@ def _write_popular(path: Path, pins: pa.Table) -> None:
 
 
 def _verify_index(building: Path, draft: ReleaseDraft) -> int:
-    """Check that the index is of the users' model and that a graph can be loaded; returns the number of pins."""
+    """Check that the index, and by their own account its vectors, are of the users' model, and that a graph can be
+    loaded; returns the number of pins."""
     index = PinIndex.open(building / "index")
     index.vectors(np.arange(min(1, len(index))))
-    of_index = (index.description["model_version"], index.description["embedding_dim"])
-    of_users = (draft["model_version"], draft["embedding_dim"])
-    if of_index != of_users:
+    description, release, ds = index.description, draft["release"], draft["ds"]
+    if "vectors_of" not in description:
         raise PipelineError(
-            f"release {draft['release']}: the index has model {of_index[0]} with {of_index[1]} dimensions, the users "
-            f"model {of_users[0]} with {of_users[1]}; nothing was published"
+            f"release {release}: pin_index {ds} was built by an older version, which did not record the models of its "
+            "vectors; nothing was published",
+            f"rebuild it with: {materialize_command('pin_index', ds)}",
+        )
+    of_index = (*description["vectors_of"], description["model_version"], description["embedding_dim"])
+    if of_index != (draft["model_version"], draft["model_version"], draft["embedding_dim"]):
+        raise PipelineError(
+            f"release {release}: the index has model {description['model_version']} with "
+            f"{description['embedding_dim']} dimensions and vectors of {', '.join(description['vectors_of'])}, the "
+            f"users model {draft['model_version']} with {draft['embedding_dim']}; nothing was published",
+            f"rebuild the pins of the day: {materialize_command('pin_embeddings,pin_index', ds)}",
         )
     return len(index)

@@ -32,6 +32,9 @@ TIMEOUT_S = 10.0
 CLUSTER_RETRIES = 3
 """Number of times that a command is sent again, each time after reading from the cluster which node has the key."""
 
+IDS_AT_ONCE = 1 << 14
+"""Number of ids that are deleted together: a deletion list may be long."""
+
 FIELDS_AT_ONCE = 512
 """Number of fields in one HSET: Redis runs no other command meanwhile."""
 
@@ -103,9 +106,12 @@ class RedisStore:
         return decode_values(values, self._embedding_dim)
 
     def delete(self, ids: pa.Array) -> int:
-        groups = self._by_bucket(ids)
+        num_deleted = 0
         with self._errors():
-            return sum(self._client.hdel(self._key(bucket), *fields) for bucket, (_, fields) in groups.items())
+            for start in range(0, len(ids), IDS_AT_ONCE):
+                for bucket, (_, fields) in self._by_bucket(ids[start : start + IDS_AT_ONCE]).items():
+                    num_deleted += self._client.hdel(self._key(bucket), *fields)
+        return num_deleted
 
     def announce(self) -> None:
         with self._errors():

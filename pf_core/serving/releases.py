@@ -20,6 +20,7 @@ from typing import Any, NotRequired, TypedDict
 from pf_core.config.serving import StoreKind
 from pf_core.config.site import Site
 from pf_core.errors import PipelineError, materialize_command
+from pf_core.layouts import layout_fault, marked, refuse_other_layout
 from pf_core.schemas import IdType, Slices
 from pf_core.serving.index import PinIndex
 from pf_core.serving.lmdb_store import LmdbStore
@@ -39,8 +40,7 @@ BUILDING = ".building-"
 POPULAR = "popular.arrow"
 """Name of the file with the popular pins: pin_id, interest, user_days; the most popular first."""
 
-RELEASE_LAYOUT = 2
-"""Layout of a release: 1 had no memory, no seen pins and no popular ones."""
+_PUBLISH = materialize_command("release", "DAY")
 
 RELEASE_ID = re.compile(r"\d{4}-\d{2}-\d{2}\.\d+")
 
@@ -124,14 +124,9 @@ def release_root(site: Site) -> Path:
 
 
 def read_release(folder: Path) -> ReleaseManifest:
-    """Read the manifest of the release in `folder`."""
+    """Read the manifest of the release in `folder`, whatever its layout."""
     manifest: ReleaseManifest = read_json(folder / DESCRIPTION)
     return manifest
-
-
-def is_readable(manifest: ReleaseManifest) -> bool:
-    """Return whether a release has the layout of this version of the code."""
-    return manifest.get("layout", 1) == RELEASE_LAYOUT
 
 
 def release_folders(site: Site) -> list[Path]:
@@ -188,8 +183,9 @@ def read_published(site: Site) -> PublishedReleases:
     except (PipelineError, KeyError, TypeError) as error:
         raise PipelineError(
             f"{path} is damaged ({error}), but the releases in its folder are not",
-            f"remove the file, and publish again with: {materialize_command('release', 'DAY')}",
+            f"remove the file, and publish again with: {_PUBLISH}",
         ) from error
+    refuse_other_layout("current_release", content, what=str(path), command=_PUBLISH)
     return PublishedReleases(
         current=content["current"], previous=previous, withdrawn=withdrawn, revision=content.get("revision", 0)
     )
@@ -201,7 +197,8 @@ def write_published(site: Site, published: PublishedReleases) -> None:
     If Redis fails, the next publication records it.
     """
     assert published.current is not None
-    path, content = current_file(site), asdict(replace(published, revision=published.revision + 1))
+    path = current_file(site)
+    content = {**asdict(replace(published, revision=published.revision + 1)), **marked("current_release")}
     if is_remote(path):
         _replace_object(path, content, revision=published.revision)
     else:
@@ -278,8 +275,9 @@ def fault_of(site: Site, release: str) -> str | None:
     if not (folder / DESCRIPTION).exists():
         return f"release {release} does not exist any more"
     manifest = read_release(folder)
-    if not is_readable(manifest):
-        return f"release {release} was published by another version"
+    layout_problem = layout_fault("release", manifest)
+    if layout_problem is not None:
+        return f"release {release} {layout_problem}"
     counts = manifest["counts"]
     if not (folder / POPULAR).exists():
         return f"release {release} is incomplete: it has no {POPULAR}"

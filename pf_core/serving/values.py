@@ -2,7 +2,7 @@
 
 A value is little-endian:
 
-    uint8       version of this layout, 2
+    uint8       layout of the value (layouts.py)
     uint8       flags: 1 seen_is_complete, 2 pin ids are strings
     uint16      number of dimensions of the vector
     uint16      number of pins in memory, M
@@ -27,13 +27,12 @@ import pyarrow.compute as pc
 from pf_core.embeddings.vectors import matrix_of
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import combined
-
-VERSION = 2
+from pf_core.layouts import LAYOUTS, refuse_other_layout
 
 HEADER_FORMAT = "<BBHHHi"
 
 HEADER = np.dtype(
-    [("version", "u1"), ("flags", "u1"), ("dim", "<u2"), ("memory", "<u2"), ("seen", "<u2"), ("day", "<i4")]
+    [("layout", "u1"), ("flags", "u1"), ("dim", "<u2"), ("memory", "<u2"), ("seen", "<u2"), ("day", "<i4")]
 )
 
 IS_COMPLETE, IS_STRING = 1, 2
@@ -73,7 +72,7 @@ class Values:
             raise PipelineError(f"a list of pins has more than {MAX_LIST:,} elements")
         is_string = not pa.types.is_integer(memory.type.value_type)
         self._header = np.empty(len(rows), HEADER)
-        self._header["version"] = VERSION
+        self._header["layout"] = LAYOUTS["store"]
         self._header["flags"] = IS_COMPLETE * rows["seen_is_complete"].to_numpy() + IS_STRING * is_string
         self._header["dim"] = vectors_ND.shape[1]
         self._header["memory"], self._header["seen"] = num_memory, num_seen
@@ -180,10 +179,11 @@ def decode_values(values: list[bytes | None], embedding_dim: int) -> Lookup:
         raise _damaged(f"a value is shorter than the {width} bytes of {embedding_dim} dimensions")
     fixed_NW = np.frombuffer(joined, np.uint8).reshape(len(values), width)
     header_N = np.ascontiguousarray(fixed_NW[:, : HEADER.itemsize]).view(HEADER)[:, 0]
-    if (header_N["version"][found_N] != VERSION).any():
-        raise PipelineError(
-            "the store was written by another version", f"publish again with: {materialize_command('release', 'DAY')}"
-        )
+    layout_N = header_N["layout"][found_N]
+    if (layout_N != LAYOUTS["store"]).any():
+        found = {"layout": layout_N[layout_N != LAYOUTS["store"]][0]}
+        command = materialize_command("release", "DAY")
+        refuse_other_layout("store", found, what="the store of users", command=command)
     if (header_N["dim"][found_N] != embedding_dim).any():
         raise _damaged(f"a vector does not have {embedding_dim} dimensions")
     vectors_ND = np.ascontiguousarray(fixed_NW[:, HEADER.itemsize :]).view("<f2").astype(np.float32)

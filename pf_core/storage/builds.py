@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pf_core.storage.files import is_remote, read_json, remove_tree, write_json
+from pf_core.storage.privacy import private
 
 MANIFEST = "manifest.json"
 
@@ -35,15 +36,16 @@ def start_build(partition: Path) -> Path:
     number = max((_number(path) for path in partition.glob("build-*")), default=0)
     if is_remote(partition):  # where folders are only names
         return partition / f"build-{number + 1:06d}-{secrets.token_hex(4)}"
-    partition.mkdir(parents=True, exist_ok=True)
-    while True:
-        number += 1
-        build = partition / f"build-{number:06d}"
-        try:
-            build.mkdir()
-        except FileExistsError:
-            continue
-        return build
+    with private(partition):
+        partition.mkdir(parents=True, exist_ok=True)
+        while True:
+            number += 1
+            build = partition / f"build-{number:06d}"
+            try:
+                build.mkdir()
+            except FileExistsError:
+                continue
+            return build
 
 
 def _number(build: Path) -> int:

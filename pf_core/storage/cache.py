@@ -12,6 +12,8 @@ import uuid
 from pathlib import Path
 
 from pf_core.storage.files import is_remote, local_dir, object_store, plain_etag, reaching, scratch_dir
+from pf_core.storage.privacy import private
+from pf_core.storage.retention import mark_used, time_of
 
 CACHE_GB = 100.0
 """Size of the cache in GB; beyond it, the least recently used copies are evicted. PF_CACHE_GB changes it."""
@@ -22,7 +24,7 @@ def fetched(path: Path) -> Path:
     if not is_remote(path):
         return path
     store, name = object_store(path)
-    with reaching(path):
+    with reaching(path), private(local_dir()):
         found = store.find(name, detail=True)
         if not found:
             raise FileNotFoundError(f"nothing at {path}")
@@ -36,21 +38,33 @@ def fetched(path: Path) -> Path:
                     target = partial / path.name / key.removeprefix(name).lstrip("/")
                     target.parent.mkdir(parents=True, exist_ok=True)
                     store.get_file(key, str(target))
+                mark_used(partial, _entries(entry.parent))  # before another process can see it, and evict it
                 with contextlib.suppress(OSError):  # another process was faster
                     partial.rename(entry)
             _evict(entry.parent, keep=entry)
-    os.utime(entry)
+    mark_used(entry, _entries(entry.parent))
     return entry / path.name
+
+
+def _entries(cache: Path) -> list[Path]:
+    return list(cache.glob("[!.]*"))
 
 
 def _evict(cache: Path, *, keep: Path) -> None:
     """Remove the least recently used copies. Processes that have a removed file open can go on reading it."""
-    sizes = {
-        entry: sum(file.stat().st_size for file in entry.rglob("*") if file.is_file()) for entry in cache.glob("[!.]*")
-    }
+    sizes = {entry: _size_of(entry) for entry in _entries(cache)}
     excess = sum(sizes.values()) - float(os.environ.get("PF_CACHE_GB") or CACHE_GB) * 1e9
-    for entry in sorted(sizes, key=lambda entry: entry.stat().st_mtime_ns):
+    for entry in sorted(sizes, key=time_of):
         if excess > 0 and entry != keep:
-            evicted = entry.rename(entry.with_name(f".{uuid.uuid4().hex}"))
-            shutil.rmtree(evicted, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # another process has evicted it
+                evicted = entry.rename(entry.with_name(f".{uuid.uuid4().hex}"))
+                shutil.rmtree(evicted, ignore_errors=True)
             excess -= sizes[entry]
+
+
+def _size_of(entry: Path) -> int:
+    """Number of bytes of a copy; 0 if another process evicts it."""
+    try:
+        return sum(file.stat().st_size for file in entry.rglob("*") if file.is_file())
+    except FileNotFoundError:
+        return 0

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from upath import UPath
 
 from pf_core.errors import PipelineError
+from pf_core.storage.privacy import private
 
 SCHEME = "s3://"
 
@@ -92,20 +93,21 @@ def write_file(path: Path) -> Iterator[Path]:
     """Yield a path on this machine to write to; the file appears at `path` when the block ends without an error.
 
     Readers see the old file until then. On disk the new file is written under a temporary name and renamed, in object
-    storage it is uploaded.
+    storage it is uploaded. It is private.
     """
     if is_remote(path):
         with scratch_dir("upload") as folder:
             yield folder / path.name
             upload(folder / path.name, path)
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with private(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -115,8 +117,21 @@ def write_text(path: Path, text: str) -> None:
             path.write_text(text)
         return
     with write_file(path) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
         sync(temporary)
+
+
+def write_new_text(path: Path, text: str) -> None:
+    """Write a file on disk that does not exist yet, at once; a file that exists is a PipelineError, and stays."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        sync(temporary)
+        os.link(temporary, path)  # unlike a rename it fails if the file exists
+    except FileExistsError as error:
+        raise PipelineError(f"{path} exists, and is not overwritten", "delete it, or name another folder") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -130,7 +145,7 @@ def append_text(path: Path, text: str) -> None:
         with reaching(path):
             path.write_text((path.read_text() if path.exists() else "") + text)
     else:
-        with path.open("a") as file:
+        with private(path.parent), path.open("a") as file:
             file.write(text)
 
 
@@ -152,16 +167,17 @@ def write_folder(target: Path, *, keep_first: bool = False) -> Iterator[Path]:
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp" if keep_first else f".{target.name}.tmp")
     remove_tree(partial)
     # An attempt whose run has ended must not bring back the folder that the run has removed.
-    partial.mkdir(parents=not keep_first)
-    try:
-        yield partial
-        if keep_first:
-            _rename_unless_present(partial, target)
-        else:
-            remove_tree(target)
-            os.replace(partial, target)
-    finally:
-        remove_tree(partial)
+    with private(target.parent):
+        partial.mkdir(parents=not keep_first)
+        try:
+            yield partial
+            if keep_first:
+                _rename_unless_present(partial, target)
+            else:
+                remove_tree(target)
+                os.replace(partial, target)
+        finally:
+            remove_tree(partial)
 
 
 def _rename_unless_present(folder: Path, target: Path) -> None:
@@ -284,7 +300,8 @@ def sync(path: Path) -> None:
 def scratch_dir(what: str) -> Iterator[Path]:
     """Yield a new folder on this machine, which is removed at the end."""
     root = local_dir() / "tmp"
-    root.mkdir(parents=True, exist_ok=True)
+    with private(root):
+        root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{what}-", dir=root) as folder:
         yield Path(folder)
 
@@ -300,7 +317,10 @@ def read_parquet(path: Path, **arguments: Any) -> pa.Table:
         with reaching(path), path.open("rb") as file:
             return pq.read_table(file, **arguments)
     except (pa.ArrowInvalid, OSError) as error:
-        raise PipelineError(f"{path} is missing or damaged ({error})", "rebuild its partition") from error
+        raise PipelineError(
+            f"{path} is missing or damaged ({error})",
+            "re-run, because another run may have replaced it meanwhile; if that does not help, rebuild its partition",
+        ) from error
 
 
 @contextlib.contextmanager
@@ -340,3 +360,11 @@ def read_json(path: Path) -> Any:
             return json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise PipelineError(f"{path} is damaged ({error})", "re-run the partition that writes it") from error
+
+
+def find_json(path: Path) -> Any | None:
+    """Read a JSON file; None if there is no such file, also if another run removes it at this moment."""
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        return None

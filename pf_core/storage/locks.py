@@ -1,11 +1,16 @@
-"""Locks: one writer of a folder at a time, and no writer while others rely on the folder.
+"""Locks: one writer of a folder at a time, no writer while others rely on the folder, and nothing removed while it is
+read.
+
+A run that relies on a folder (`relying_on`) keeps every writer out. A run that holds it (`holding`) does not: it has
+opened some version, newer ones may be published meanwhile, and only the removal of older ones (`removing`) has to wait
+for a later run.
 
 On disk these are `flock`s, which end with their process. An object store has no locks; there they are leases, which
 expire unless they are renewed. A writer holds the object `.lock`, which it creates on the condition that there is none
-(If-None-Match); runs that rely on the folder hold one object each under `.relying`. A run first writes its own object
-and then looks for those of others, so that of two runs that start together at least one sees the other. A thread renews
-a lease; one that was not renewed for LEASE_S belongs to a run that died. Ages are differences between times of the
-store, because the clock of this machine may jump.
+(If-None-Match); runs that rely on the folder have one object each under `.relying`. `.removing` and `.holding` are such
+a pair, too. A run first writes its own object and then looks for those of others, so that of two runs that start
+together at least one sees the other. A thread renews a lease; one that was not renewed for LEASE_S belongs to a run
+that died. Ages are differences between times of the store, because the clock of this machine may jump.
 """
 
 import contextlib
@@ -22,12 +27,24 @@ from pathlib import Path
 from typing import Any
 
 from pf_core.errors import PipelineError
+from pf_core.storage.disk import disk_errors
 from pf_core.storage.files import is_refused, is_remote, object_store, reaching
+from pf_core.storage.privacy import private
 
 LEASE_S = 90.0
 """Seconds after which a lease that is not renewed expires."""
 
-LOCK, RELYING, CLOCK = ".lock", ".relying", ".clock"
+LOOK_EVERY_S = 1.0
+"""Seconds between two looks of a run that waits until a removal in an object store has ended."""
+
+LOCK, RELYING, REMOVING, HOLDING, CLOCK = ".lock", ".relying", ".removing", ".holding", ".clock"
+
+OPPOSITE = {LOCK: RELYING, RELYING: LOCK, REMOVING: HOLDING, HOLDING: REMOVING}
+"""Which leases exclude each other."""
+
+
+class LockedError(PipelineError):
+    """Another run has a lock that excludes the one that was wanted."""
 
 
 @dataclass
@@ -58,42 +75,106 @@ class _Lease:
             self.store.call_s3("delete_object", **self.address)
 
 
-def exclusive(folder: Path, what: str) -> contextlib.AbstractContextManager[None]:
-    """Lock a folder for one writer; refused while another run writes it or relies on it."""
+@contextlib.contextmanager
+def exclusive(folder: Path, what: str) -> Iterator[None]:
+    """Lock a folder for one writer; refused while another run writes it or relies on it.
+
+    What is written meanwhile is private (`privacy.py`), and a problem of the disk is a sentence (`disk.py`).
+    """
     refusal = f"another run is writing {what} or relying on it"
-    return _leased(folder, LOCK, refusal) if is_remote(folder) else _locked(folder, fcntl.LOCK_EX, refusal)
+    lock = _leased(folder, LOCK, refusal) if is_remote(folder) else _locked(folder, fcntl.LOCK_EX, refusal)
+    with disk_errors(folder, what), private(folder), lock:
+        yield
 
 
 def relying_on(folder: Path, what: str) -> contextlib.AbstractContextManager[None]:
     """Keep writers out of a folder; refused while another run writes it."""
-    refusal, name = f"another run is writing {what}", f"{RELYING}/{uuid.uuid4().hex}"
-    return _leased(folder, name, refusal) if is_remote(folder) else _locked(folder, fcntl.LOCK_SH, refusal)
+    refusal = f"another run is writing {what}"
+    return _leased(folder, RELYING, refusal) if is_remote(folder) else _locked(folder, fcntl.LOCK_SH, refusal)
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, kind: int, refusal: str) -> Iterator[None]:
-    """Hold a lock of the file system; it ends with its process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise PipelineError(f"{refusal} in {folder}", "wait until it has ended, then re-run") from None
+def holding(folder: Path, what: str) -> Iterator[None]:
+    """Keep everything that is published in a folder, while newer versions may be published.
+
+    Waits while a run removes older versions.
+    """
+    if is_remote(folder):
+        with contextlib.ExitStack() as stack:
+            while True:
+                try:
+                    stack.enter_context(_leased(folder, HOLDING, f"another run is removing older versions of {what}"))
+                    break
+                except LockedError:
+                    time.sleep(LOOK_EVERY_S)
+            yield
+        return
+    if not folder.is_dir():  # nothing is published there
         yield
+        return
+    with private(folder):
+        descriptor = _open_lock(folder / HOLDING)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def removing(folder: Path, what: str) -> Iterator[bool]:
+    """Yield whether older versions may be removed: False while a run holds the folder."""
+    refusal = f"another run is reading {what}"
+    with contextlib.ExitStack() as stack:
+        try:
+            if is_remote(folder):
+                stack.enter_context(_leased(folder, REMOVING, refusal))
+            else:
+                stack.enter_context(_locked(folder, fcntl.LOCK_EX, refusal, name=HOLDING))
+            is_free = True
+        except LockedError:
+            is_free = False
+        yield is_free
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, kind: int, refusal: str, name: str = LOCK) -> Iterator[None]:
+    """Hold a lock of the file system; it ends with its process."""
+    with private(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = _open_lock(folder / name)
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise LockedError(f"{refusal} in {folder}", "wait until it has ended, then re-run") from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _open_lock(path: Path) -> int:
+    """Open the file of a lock; one that somebody else has made need not be writable."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:
+        return os.open(path, os.O_RDONLY)
 
 
 @contextlib.contextmanager
 def _leased(folder: Path, name: str, refusal: str) -> Iterator[None]:
-    """Hold a lease in an object store, and renew it in a thread."""
-    refused = PipelineError(
+    """Hold a lease in an object store, and renew it in a thread. Many runs may rely on a folder, or hold it."""
+    refused = LockedError(
         f"{refusal} in {folder}", f"wait until it has ended (if it was killed, {LEASE_S:.0f} s), then re-run"
     )
     store, root = object_store(folder)
     with reaching(folder):
-        lease = _take(store, f"{root}/{name}", _now(store, root))
+        key = f"{root}/{name}" if name in (LOCK, REMOVING) else f"{root}/{name}/{uuid.uuid4().hex}"
+        lease = _take(store, key, _now(store, root))
         if lease is None:
             raise refused
-        if _is_held(store, root, RELYING if name == LOCK else LOCK):
+        if _is_held(store, root, OPPOSITE[name]):
             lease.release()
             raise refused
     is_over = threading.Event()

@@ -131,7 +131,7 @@ def _advance_bucket(
         gone=pa.chunked_array([growing.address, full.address[outdated], removed.address]),
         rows=cut_segments(new, first_number=first_number, segment_actions=config.segment_actions),
         compact_after=config.compact_after_fragments,
-        max_dead_share=MAX_DEAD_SHARE,
+        max_dead_share=0 if len(removed) else MAX_DEAD_SHARE,  # deleted rows of forgotten users leave the files, too
     )
     change = _Change(old_lengths=active.lengths(), removed_lengths=removed.lengths(), new=new, num_kept=num_kept)
     return dataset, change

@@ -8,7 +8,9 @@ the window are cut when a timeline is read. Of a user with more than `max_action
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, NotRequired, TypedDict, get_args
 
 import pyarrow as pa
@@ -16,11 +18,12 @@ import pyarrow as pa
 from pf_core.config.site import Site
 from pf_core.days import ds_range, ds_start_us, shift_ds
 from pf_core.engine.base import Engine
-from pf_core.engine.daily_state import DailyState, StateManifest, open_dataset
+from pf_core.engine.daily_state import DailyState, StateDay, StateManifest, open_dataset
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import bucket_of
 from pf_core.logs.checks import judge_quarantine
-from pf_core.logs.partition import bucket_files, raw_digest, read_manifest
+from pf_core.logs.log_day import LogDay, open_log_day, refuse_if_changed, relying_on_log_day
+from pf_core.logs.partition import RawManifest, raw_digest, read_manifest
 from pf_core.progress import Progress
 from pf_core.schemas import TIMELINE_LISTS, raw_actions_schema
 from pf_core.timelines.assembly import Bounds, assemble, flatten
@@ -44,7 +47,7 @@ class TimelineSettings(TypedDict):
     window_days: int
     max_actions: int
     stored_as: NotRequired[str]
-    """Missing in timelines from before segments."""
+    """Missing in timelines of layout 1."""
 
 
 class TimelineContent(TypedDict):
@@ -68,7 +71,10 @@ TimelineState = DailyState[TimelineManifest]
 
 def timeline_state(site: Site) -> TimelineState:
     return DailyState(
-        root=site.directory / "user_timelines", asset="user_timelines", num_buckets=site.timelines.num_buckets
+        root=site.directory / "user_timelines",
+        asset="user_timelines",
+        num_buckets=site.timelines.num_buckets,
+        rebuilt_with={"rebuild": True},
     )
 
 
@@ -82,14 +88,18 @@ def build_timelines(
     """
     state = timeline_state(site)
     state.refuse_if_dropped(days, site.timelines.retention_days)
-    _refuse_if_quarantined(site, sorted({*days, *(_window_days(site, days[0]) if rebuild else ())}))
+    log_days = sorted({*days, *(_window_days(site, days[0]) if rebuild else ())})
+    manifests = (read_manifest(site, log_ds) for log_ds in log_days)
+    _refuse_if_quarantined(site, (manifest for manifest in manifests if manifest is not None))
     with state.writing():
         for ds in days:
             from_logs = ds == site.start_ds or (rebuild and ds == days[0])
             base = None if from_logs else _previous(site, state, ds)
             if base is not None and ds == days[0]:
                 _refuse_if_stale(site, base, ds)
-            manifest = _build_day(site, state, ds, base, engine, forgotten)
+            older = [] if base is not None else [open_log_day(site, log_ds) for log_ds in _window_days(site, ds)[:-1]]
+            with relying_on_log_day(site, ds) as today:
+                manifest = _build_day(site, state, base, [*older, today], engine, forgotten)
             counts = manifest["counts"]
             progress(
                 f"user_timelines {ds}: {counts['users']:,} users, {counts['actions']:,} actions; "
@@ -100,11 +110,16 @@ def build_timelines(
 
 
 def _build_day(
-    site: Site, state: TimelineState, ds: str, base: TimelineManifest | None, engine: Engine, forgotten: pa.Array
+    site: Site,
+    state: TimelineState,
+    base: TimelineManifest | None,
+    log_days: Sequence[LogDay],
+    engine: Engine,
+    forgotten: pa.Array,
 ) -> TimelineManifest:
-    """Build and publish a day on the manifest `base` of the day before, or from the logs of its whole window."""
-    log_days = [ds] if base is not None else _window_days(site, ds)
-    files = [bucket_files(site, log_ds) for log_ds in log_days]
+    """Build and publish the last of the log days, on the manifest `base` of the day before, or from all of them."""
+    ds = log_days[-1].ds
+    _refuse_if_quarantined(site, (day.manifest for day in log_days))
     bucket_of_forgotten = bucket_of(forgotten, state.num_buckets)
     source = site.source.actions
     tasks = [
@@ -114,7 +129,7 @@ def _build_day(
             path=state.bucket_path(bucket),
             base_version=None if base is None else base["versions"][bucket],
             base_stats=None if base is None else base["buckets"][bucket],
-            files=[paths[bucket] for paths in files if bucket in paths],
+            files=[day.files[bucket] for day in log_days if bucket in day.files],
             actions_schema=raw_actions_schema(source.user_id.type, source.pin_id.type),
             forgotten=forgotten.filter(pa.array(bucket_of_forgotten == bucket)),
             config=site.timelines,
@@ -127,12 +142,49 @@ def _build_day(
         "settings": _settings(site),
         "raw_digests": {
             **({} if base is None else base["raw_digests"]),
-            **{log_ds: raw_digest(site, log_ds) for log_ds in log_days},
+            **{day.ds: day.digest for day in log_days},
         },
         "buckets": results,
         "counts": {name: sum(stats[name] for stats in results) for name in COUNTS},
     }
+    command = materialize_command("user_timelines", ds) if base is not None else _rebuild_command(ds)
+    refuse_if_changed(site, log_days, what=f"user_timelines {ds}", command=command)
     return state.publish(ds, [stats["version"] for stats in results], content)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTimelines:
+    """The timelines of one bucket of a day, by version; it can be pickled into a task."""
+
+    path: Path
+    """Lance dataset of the bucket."""
+    version: int
+    bounds: Bounds
+
+    def read(
+        self, columns: Sequence[str] = TIMELINE_LISTS, *, user_ids: pa.Array | None = None, newest: int | None = None
+    ) -> pa.Table:
+        """Read the timelines, one row per user, sorted by user_id.
+
+        Actions that have left the window are cut, and users without any other action left out. With `user_ids`, only
+        these users are read; with `newest`, at most that many of each user's newest actions.
+        """
+        bounds = (
+            self.bounds if newest is None else replace(self.bounds, max_actions=min(newest, self.bounds.max_actions))
+        )
+        dataset = open_dataset(self.path, version=self.version)
+        segments = read_segments(dataset, of=user_ids)
+        segments = segments.where(~is_outdated(segments, bounds))
+        rows = read_rows(dataset, segments, ["user_id", *dict.fromkeys((*columns, "ts"))])
+        return assemble(flatten(rows), bounds).select(["user_id", *columns])
+
+
+def stored_timelines(day: StateDay[TimelineManifest], bucket: int) -> StoredTimelines:
+    """Return where the timelines of a bucket of an opened day are."""
+    settings = day.manifest["settings"]
+    since_us = ds_start_us(window_start(day.manifest["ds"], settings["window_days"]))
+    bounds = Bounds(since_us, settings["max_actions"])
+    return StoredTimelines(path=day.state.bucket_path(bucket), version=day.manifest["versions"][bucket], bounds=bounds)
 
 
 def read_bucket(
@@ -144,24 +196,9 @@ def read_bucket(
     user_ids: pa.Array | None = None,
     newest: int | None = None,
 ) -> pa.Table:
-    """Read a bucket's timelines as of ds, one row per user, sorted by user_id.
-
-    Actions that have left the window are cut, and users without any other action left out. With `user_ids`, only
-    these users are read; with `newest`, at most that many of each user's newest actions.
-    """
-    manifest = state.require(ds)
-    settings = manifest["settings"]
-    if settings.get("stored_as") != STORED_AS:
-        raise PipelineError(
-            f"user_timelines {ds} was stored by an older version", f"rebuild it from the logs: {_rebuild_command(ds)}"
-        )
-    kept = settings["max_actions"] if newest is None else min(newest, settings["max_actions"])
-    bounds = Bounds(ds_start_us(window_start(ds, settings["window_days"])), kept)
-    dataset = open_dataset(state.bucket_path(bucket), version=manifest["versions"][bucket])
-    segments = read_segments(dataset, of=user_ids)
-    segments = segments.where(~is_outdated(segments, bounds))
-    rows = read_rows(dataset, segments, ["user_id", *dict.fromkeys((*columns, "ts"))])
-    return assemble(flatten(rows), bounds).select(["user_id", *columns])
+    """Read a bucket's timelines as of ds (`StoredTimelines.read`)."""
+    with state.held(ds) as day:
+        return stored_timelines(day, bucket).read(columns, user_ids=user_ids, newest=newest)
 
 
 def content_digest(manifest: TimelineManifest) -> str:
@@ -177,15 +214,14 @@ def _window_days(site: Site, ds: str) -> list[str]:
     return ds_range(max(site.start_ds, window_start(ds, site.timelines.window_days)), ds)
 
 
-def _refuse_if_quarantined(site: Site, log_days: Sequence[str]) -> None:
-    """Refuse days of raw_actions that fail the check of their quarantined share; a missing day is refused later."""
-    for log_ds in log_days:
-        manifest = read_manifest(site, log_ds)
-        if manifest is not None and not (result := judge_quarantine(manifest, site.quality)).passed:
+def _refuse_if_quarantined(site: Site, log_days: Iterable[RawManifest]) -> None:
+    """Refuse days of raw_actions that fail the check of their quarantined share."""
+    for manifest in log_days:
+        if not (result := judge_quarantine(manifest, site.quality)).passed:
             raise PipelineError(
-                f"user_timelines cannot be built from raw_actions {log_ds}: {result.reason}",
+                f"user_timelines cannot be built from raw_actions {manifest['ds']}: {result.reason}",
                 "repair the logs, or their mapping in the site file, and ingest the day again with: "
-                f"{materialize_command('raw_actions', log_ds)}; or raise quality.max_quarantined_share there",
+                f"{materialize_command('raw_actions', manifest['ds'])}; or raise quality.max_quarantined_share there",
             )
 
 

@@ -1,5 +1,7 @@
 """From timelines to vectors: what the model reads, and that a user's vector is a function of that alone."""
 
+import os
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -418,6 +420,20 @@ def test_the_packs_that_were_used_last_are_kept(small_site: Callable[..., SmallS
     pack_pins(site.site, manifests[0], lambda _: None)
     paths.append(pack_pins(site.site, manifests[-1], lambda _: None))
     assert [path.exists() for path in paths] == [True, False, *[True] * (PACKS_KEPT - 1)]
+
+
+def test_the_pack_that_was_just_made_is_kept_when_the_clock_was_set_back(small_site: Callable[..., SmallSite]) -> None:
+    site = small_site()
+    manifests = build_catalogue(site, PACKS_KEPT + 2)
+    tomorrow = time.time() + 86_400
+    paths = []
+    for number, manifest in enumerate(manifests[:PACKS_KEPT]):
+        paths.append(pack_pins(site.site, manifest, lambda _: None))
+        os.utime(paths[-1].with_suffix(".json"), (tomorrow + number, tomorrow + number))
+    for manifest in manifests[PACKS_KEPT:]:
+        paths.append(pack_pins(site.site, manifest, lambda _: None))
+        assert len(open_pins(paths[-1]).feature)
+    assert [path.exists() for path in paths] == [False, False, *[True] * PACKS_KEPT]
 
 
 def test_a_pack_that_was_interrupted_is_made_again(

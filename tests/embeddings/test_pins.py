@@ -27,7 +27,7 @@ from pf_core.errors import PipelineError
 from pf_core.hashing import bucket_of
 from pf_core.model.checkpoint import load_model, save_model
 from pf_core.model.towers import PinnerFormer
-from pf_core.pins.features import LAYOUT, PinManifest, pin_state
+from pf_core.pins.features import PinManifest, pin_state
 from pf_core.schemas import pin_embeddings_schema, pin_features_schema, user_embeddings_schema
 from tests.support import sites
 from tests.support.records import empty_lists
@@ -85,7 +85,7 @@ def publish_features(site: Site, ds: str, pins: pa.Table) -> PinManifest:
     state = pin_state(site)
     dataset = create_bucket(state.bucket_path(0), pins)
     counts = {"pins": pins.num_rows, "candidates": sum(pins["is_candidate"].to_pylist())}
-    content = {"pin_layout": LAYOUT, "dim": FEATURE_DIM, "counts": counts, "inputs": None}
+    content = {"dim": FEATURE_DIM, "counts": counts, "inputs": None}
     return state.publish(ds, [dataset.version], content)
 
 
@@ -335,18 +335,18 @@ def test_the_same_users_are_sampled_whatever_the_order_of_rows(tmp_path: Path, n
     vectors = np.stack([np.arange(100), np.arange(100) % 7], axis=1).astype(np.float16)
     publish_users(site, DAYS[0], ids, vectors)
     publish_users(site, DAYS[1], ids[::-1], vectors[::-1], seed=1)
-    first, second = (sample_users(site, ds, num_users) for ds in DAYS[:2])
+    first, second = (sample_users(snapshot_state(site).open_day(ds), num_users) for ds in DAYS[:2])
     assert sorted(first[:, 0]) == sorted(second[:, 0])
     assert len(set(first[:, 0])) == len(first) == num_users
     assert {tuple(row) for row in first} <= {tuple(row) for row in vectors.tolist()}
-    smaller = sample_users(site, DAYS[0], max(1, num_users // 2))
+    smaller = sample_users(snapshot_state(site).open_day(DAYS[0]), max(1, num_users // 2))
     assert set(smaller[:, 0]) <= set(first[:, 0])
 
 
 def test_a_sample_of_more_users_than_there_are_is_all_of_them(tmp_path: Path) -> None:
     site = make_site(tmp_path, id_type="int")
     publish_users(site, DAYS[0], list(range(30)), np.arange(60).reshape(30, 2).astype(np.float16))
-    assert len(sample_users(site, DAYS[0], 31)) == 30
+    assert len(sample_users(snapshot_state(site).open_day(DAYS[0]), 31)) == 30
 
 
 def test_exact_search_gives_the_largest_inner_products(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,5 +357,6 @@ def test_exact_search_gives_the_largest_inner_products(tmp_path: Path, monkeypat
     pins = matrix_of(rows_of(site, DAYS[0])["embedding"]).astype(np.float32)
     users = np.random.default_rng(0).normal(size=(20, EMBEDDING_DIM)).astype(np.float32)
     expected = -np.sort(-(users @ pins.T), axis=1)
-    np.testing.assert_allclose(nearest_scores(site, DAYS[0], users, 10), expected[:, :10], rtol=1e-5)
-    assert nearest_scores(site, DAYS[0], users, 1000).shape == (20, 300)
+    opened = pin_embedding_state(site).open_day(DAYS[0])
+    np.testing.assert_allclose(nearest_scores(opened, users, 10), expected[:, :10], rtol=1e-5)
+    assert nearest_scores(opened, users, 1000).shape == (20, 300)

@@ -289,6 +289,17 @@ def test_forgotten_users_leave_and_stay_out(small_site: MakeSite, id_type: str) 
     assert second["inputs"]["forgotten"] == third["inputs"]["forgotten"]
 
 
+def test_the_files_of_a_day_lose_a_forgotten_user(small_site: MakeSite) -> None:
+    """Lance only marks rows as deleted; the record of a forgotten user must not wait for a compaction."""
+    site = small_site(timelines={"num_buckets": 1})
+    write_days(site, {DAYS[0]: {user: 0.1 * user for user in range(1, 100)}, DAYS[1]: {5: 1.0}, DAYS[2]: {6: 1.0}})
+    merge(site, DAYS[:2])
+    merge(site, DAYS[2:3], forgotten=(5,))  # the user has an older row, too, which a day has replaced
+    newest = snapshot_state(site.site).open_bucket(DAYS[2], 0)
+    rows = newest.scanner(columns=["user_id"], include_deleted_rows=True, with_row_id=True).to_table()
+    assert set(rows["user_id"].to_pylist()) == set(snapshot(site, DAYS[2])) == set(range(1, 100)) - {5}
+
+
 def test_lists_come_with_their_row(small_site: MakeSite) -> None:
     site = small_site()
     days = {DAYS[0]: {1: 0.1, 2: 0.2, 3: 1.3}, DAYS[1]: {2: 1.5}}
@@ -341,7 +352,7 @@ def test_a_snapshot_of_an_older_layout_is_refused_with_the_command(small_site: M
     path.write_text(json.dumps(older))
     with pytest.raises(
         PipelineError,
-        match=r"user_embedding_snapshot 2026-01-01 was stored by another version; rebuild it with: .*"
+        match=r"user_embedding_snapshot 2026-01-01 was stored in layout 1, .*; rebuild it with: .*"
         r"--select user_embeddings,user_embedding_snapshot --partition 2026-01-01 .*everyone",
     ):
         merge(site, DAYS[1:2])

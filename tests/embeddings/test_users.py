@@ -34,7 +34,7 @@ from pf_core.model.towers import PinnerFormer
 from pf_core.pins.features import build_pin_features
 from pf_core.pins.lookup import find_pins
 from pf_core.schemas import INPUT_HASH, user_embeddings_schema
-from pf_core.timelines.build import read_bucket
+from pf_core.timelines.build import StoredTimelines
 from tests.support.sites import START, Row, SmallSite
 from tests.support.unknown_pins import make_unknown
 
@@ -330,6 +330,23 @@ def test_timelines_that_change_meanwhile_are_noticed(daily_site: Callable[..., D
     assert site.state.require(DAYS[1]) == before
 
 
+def test_a_day_is_not_ingested_while_its_users_are_embedded(daily_site: Callable[..., DailySite]) -> None:
+    site = four_days(daily_site())
+    served, refusals = site.make_model("one"), []
+
+    class Meddling(LocalEngine):
+        def map_buckets(self, *arguments: Any) -> Iterator[Any]:
+            yield from super().map_buckets(*arguments)
+            site.small.write_log(DAYS[0], look(4, 1))
+            with pytest.raises(PipelineError) as refused:
+                site.small.ingest([DAYS[0]])
+            refusals.append(str(refused.value))
+
+    engine = Meddling(num_workers=1, memory_mb=64, temp_dir=site.root / "tmp")
+    site.embed([DAYS[0]], model=lambda ds: served, engine=engine)
+    assert "another run is writing raw_actions 2026-01-01 or relying on it" in refusals[0]
+
+
 def test_missing_inputs_are_named(daily_site: Callable[..., DailySite]) -> None:
     site = daily_site()
     with pytest.raises(PipelineError, match="user_timelines has no partition 2026-01-01"):
@@ -387,12 +404,13 @@ def test_only_the_newest_actions_are_read_and_older_ones_where_these_are_unusabl
 ) -> None:
     length = choose("tiny", {}).model.sequence_length
     calls: list[dict[str, Any]] = []
+    read = StoredTimelines.read
 
     def noted(*arguments: Any, **options: Any) -> pa.Table:
         calls.append(options)
-        return read_bucket(*arguments, **options)
+        return read(*arguments, **options)
 
-    monkeypatch.setattr("pf_core.embeddings.histories.read_bucket", noted)
+    monkeypatch.setattr(StoredTimelines, "read", noted)
     rows = []
     for segment_actions in (3, 10_000):
         timelines = {"num_buckets": 1, "segment_actions": segment_actions}
@@ -490,13 +508,14 @@ def test_the_whole_timeline_decides_which_pins_are_seen(
         for number, pin in enumerate(rng.geometric(0.05 + 0.03 * user, size=int(rng.integers(1, 60))))
     ]
     num_whole: list[int] = []
+    read = StoredTimelines.read
 
     def noted(*arguments: Any, **options: Any) -> pa.Table:
         if "newest" not in options:
             num_whole.append(len(options["user_ids"]))
-        return read_bucket(*arguments, **options)
+        return read(*arguments, **options)
 
-    monkeypatch.setattr("pf_core.embeddings.histories.read_bucket", noted)
+    monkeypatch.setattr(StoredTimelines, "read", noted)
     for seen_size in (0, 1, 5, length + 3):
         site = daily_site(timelines={"num_buckets": 1, "segment_actions": 4}, serving={"seen_size": seen_size})
         site.add_day(DAYS[0], rows)
@@ -564,9 +583,11 @@ def test_a_day_of_an_older_layout_is_refused_with_the_command(daily_site: Callab
         r"dagster asset materialize --select user_embeddings,user_embedding_snapshot --partition {} "
         r"--config-json '{{\"ops\": {{\"user_embeddings\": {{\"config\": {{\"everyone\": true}}}}}}}}'"
     )
-    with pytest.raises(PipelineError, match=f"stored by another version; rebuild it with: {command.format(DAYS[0])}"):
+    with pytest.raises(
+        PipelineError, match=f"stored in layout 1, .* layout 2; rebuild it with: {command.format(DAYS[0])}"
+    ):
         site.state.require(DAYS[0])
-    with pytest.raises(PipelineError, match=f"{DAYS[0]} was stored by another .* {command.format(DAYS[1])}"):
+    with pytest.raises(PipelineError, match=f"{DAYS[0]}, on which .* in layout 1, .* {command.format(DAYS[1])}"):
         site.embed(DAYS[1:2])
     [manifest] = site.embed(DAYS[1:2], everyone=True)
     assert len(site.rows(DAYS[1])) == 30

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from pf_core.config.serving import ServingConfig
-from pf_core.config.training import TrainingConfig, tiny
+from pf_core.config.training import tiny
+from pf_core.config.training_section import TrainingConfig
 from pf_core.embeddings.inference import ServedModel
 from pf_core.embeddings.pins import embed_pin_days
 from pf_core.embeddings.snapshot import merge_days
@@ -29,7 +30,7 @@ from pf_core.model.towers import PinnerFormer
 from pf_core.pins.features import build_pin_features
 from pf_core.progress import Progress
 from pf_core.serving.build_index import build_index_days
-from pf_core.training.training_set import build_training_set
+from pf_core.training.build_set import build_training_set
 from tests.support.sites import START, SmallSite
 
 SECRET = "s3cret-redis-password"

@@ -208,7 +208,11 @@ def test_metadata_of_a_csv_has_no_vectors(tmp_path: Path) -> None:
         {"pin_id": 3, "interest": "a, b", "is_candidate": True},
         {"pin_id": 7, "interest": "art", "is_candidate": True},
     ]
-    assert rejects(catalogue) == {3: "pin_id: not an integer (column pin)", 4: "malformed: 1 fields instead of 2"}
+    assert rejects(catalogue) == {
+        3: "pin_id: not an integer (column pin); ids that are text need `pin_id: {column: pin, type: string}` in the "
+        "site file",
+        4: "malformed: 1 fields instead of 2",
+    }
 
 
 def test_a_catalogue_may_use_our_names_for_its_columns(tmp_path: Path) -> None:
@@ -244,6 +248,15 @@ ROW = st.tuples(
 )
 
 
+def has_norm(vector: list[float]) -> bool:
+    """Whether a vector of float32 has a norm that is not 0 and at most the largest float16."""
+    squares = np.float32(0)
+    with np.errstate(over="ignore", under="ignore"):
+        for value in vector:
+            squares += np.float32(value) * np.float32(value)
+    return bool(0 < np.sqrt(squares) <= 65_504)
+
+
 @settings(max_examples=15, deadline=None, database=None)
 @given(table=st.lists(ROW, min_size=1, max_size=12))
 def test_every_row_is_a_pin_or_a_reject(
@@ -258,7 +271,7 @@ def test_every_row_is_a_pin_or_a_reject(
     catalogue = read_catalogue(pins_source(), [path], dim=dim)
     expected: dict[int, list[float | None] | None] = {}
     for pin_id, vector in table:
-        is_usable = vector is None or (len(vector) == dim and all(v is not None and math.isfinite(v) for v in vector))
+        is_usable = vector is None or (len(vector) == dim and all(v is not None for v in vector) and has_norm(vector))
         if pin_id is not None and is_usable:
             expected.setdefault(pin_id, vector)
     assert features(catalogue) == expected
@@ -287,7 +300,7 @@ def saved_matrix(root: Path, vectors: Any, ids: Any) -> Path:
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int64])
 def test_a_matrix_and_its_ids(tmp_path: Path, dtype: type) -> None:
     saved_matrix(tmp_path, np.array([[1, 2, 3], [4, 5, 6]], dtype), [9, 3])
-    table = read_matrix(MATRIX, tmp_path, matrix_source())
+    table = read_matrix(MATRIX, tmp_path, matrix_source()).rows
     assert table.to_pylist() == [{"pin_id": 9, "feature": [1.0, 2.0, 3.0]}, {"pin_id": 3, "feature": [4.0, 5.0, 6.0]}]
     assert table.schema.field("feature").type == pa.list_(pa.float32(), 3)
 
@@ -295,9 +308,41 @@ def test_a_matrix_and_its_ids(tmp_path: Path, dtype: type) -> None:
 @pytest.mark.parametrize("ids", [["b", "a"], [b"b", b"a"]])
 def test_a_matrix_with_string_ids(tmp_path: Path, ids: list[Any]) -> None:
     saved_matrix(tmp_path, [[1.0], [2.0]], ids)
-    table = read_matrix(MATRIX, tmp_path, matrix_source("string"))
+    table = read_matrix(MATRIX, tmp_path, matrix_source("string")).rows
     assert table["pin_id"].to_pylist() == ["b", "a"]
     assert table.schema.field("pin_id").type == pa.string()
+
+
+UNUSABLE = {
+    "NaN": [math.nan, 1.0],
+    "infinite": [1.0, -math.inf],
+    "beyond float64": [1e200, 1e200],
+    "beyond float32": [1e30, 0.0],
+    "squares beyond float32": [2e19, 0.0],
+    "beyond float16": [65_504.0, 1.0e3],
+    "zeros": [0.0, 0.0],
+    "squares below float32": [1e-30, 0.0],
+}
+
+
+@pytest.mark.parametrize("what", UNUSABLE)
+def test_a_vector_that_no_model_can_read_is_quarantined(tmp_path: Path, what: str) -> None:
+    """One such pin must not stop a release; the reason says what is wrong with it, for a matrix as for a column."""
+    vectors = [[1.0, 2.0], UNUSABLE[what], [65_504.0, 0.0], [1e-15, 0.0]]
+    reason = {
+        **dict.fromkeys(("NaN", "infinite", "beyond float64"), "feature: a value is missing or not finite"),
+        **dict.fromkeys(("zeros", "squares below float32"), "feature: all zeros, or too small to have a direction"),
+    }.get(what, "feature: its norm is above 65,504")
+    saved_matrix(tmp_path, vectors, [9, 7, 5, 3])
+    matrix = read_matrix(MATRIX, tmp_path, matrix_source())
+    assert matrix.rows["pin_id"].to_pylist() == [9, 5, 3]
+    [(file, number, found, raw)] = matrix.quarantined
+    assert (file, number, found) == (str(tmp_path / MATRIX.npy), 2, reason)
+    assert json.loads(raw)["pin_id"] == 7
+    path = parquet(tmp_path / "pins.parquet", id=[9, 7, 5, 3], vector=pa.array(vectors, pa.list_(pa.float64())))
+    catalogue = read_catalogue(pins_source(), [path], dim=None)
+    assert list(features(catalogue)) == [3, 5, 9]
+    assert rejects(catalogue) == {2: reason}
 
 
 @pytest.mark.parametrize(
@@ -307,10 +352,10 @@ def test_a_matrix_with_string_ids(tmp_path: Path, ids: list[Any]) -> None:
         ([1.0, 2.0], [1, 2], r"must be \(pins, dim\) and \(pins,\)"),
         ([[1.0], [2.0]], [[1], [2]], r"must be \(pins, dim\) and \(pins,\)"),
         ([[1.0], [2.0]], [7, 7], r"ids\.npy names a pin twice"),
-        ([[1.0], [math.nan]], [1, 2], r"vectors\.npy, row 1: the vector has a value that is not finite"),
         ([[1.0], [2.0]], ["a", "b"], r"ids\.npy"),
         ([[1.0], [2.0]], [1.5, 2.0], r"ids\.npy"),
         ([["a"], ["b"]], [1, 2], r"vectors\.npy"),
+        ([[math.nan], [0.0]], [1, 2], r"vectors\.npy: not one vector can be used; row 1: feature: a value is missing"),
     ],
 )
 def test_a_matrix_that_cannot_be(tmp_path: Path, vectors: Any, ids: Any, complaint: str) -> None:

@@ -14,11 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pf_core.config.source import Positive
-from pf_core.config.training import TrainingConfig
+from pf_core.config.training_section import TrainingConfig
 from pf_core.days import ds_range, shift_ds
 from pf_core.errors import PipelineError
 from pf_core.hashing import digest_of, is_held_out
+from pf_core.logs.deletion_list import read_deletion_list
+from pf_core.logs.log_day import open_log_day
+from pf_core.logs.purge import purge_days
 from pf_core.logs.routing import day_number
+from pf_core.logs.settings import IngestSettings
 from pf_core.pins.counts import NO_DAY, WINDOWS_DAYS, PinCounts, counts_as_of, day_counts
 from tests.support.sites import START, SmallSite
 
@@ -49,6 +53,10 @@ def by_pin(site: SmallSite, ds: str) -> dict[str, tuple[list[int], int]]:
     return {pin: (user_days, first) for pin, user_days, first in rows}
 
 
+def first_day(site: SmallSite) -> pa.Table:
+    return day_counts(site.site, open_log_day(site.site, DAYS[0]))
+
+
 def with_training(site: SmallSite, **training: Any) -> SmallSite:
     site.site = site.site.model_copy(update={"training": TrainingConfig(**training)})
     return site
@@ -57,7 +65,7 @@ def with_training(site: SmallSite, **training: Any) -> SmallSite:
 def test_a_user_counts_once_a_day_for_a_pin(small_site: MakeSite) -> None:
     site = small_site()
     write(site, {0: [(A, "x", "save"), (A, "x", "look"), (B, "x", "save"), (A, "y", "save"), (C, "y", "go")]}, 1)
-    counts = day_counts(site.site, DAYS[0])
+    counts = first_day(site)
     assert counts.to_pydict() == {"pin_id": ["x", "y"], "user_days": [2, 2]}
     assert counts.schema.field("user_days").type == pa.int32()
 
@@ -68,11 +76,24 @@ def test_held_out_forgotten_and_other_actions_do_not_count(small_site: MakeSite)
     write(site, {0: [*rows, (C, "only looked at", "look")]}, 1)
     positive = Positive(action_types=("repin",), longer_than_s={}, surfaces=None)
     site.site = site.site.model_copy(update={"source": site.site.source.model_copy(update={"positive": positive})})
-    assert day_counts(site.site, DAYS[0]).to_pydict() == {"pin_id": ["x"], "user_days": [2]}  # A and B
+    assert first_day(site).to_pydict() == {"pin_id": ["x"], "user_days": [2]}  # A and B
     (site.root / "forget.txt").write_text(f"{B}\n")  # after the day was ingested and counted
-    assert day_counts(site.site, DAYS[0]).to_pydict() == {"pin_id": ["x"], "user_days": [1]}
+    assert first_day(site).to_pydict() == {"pin_id": ["x"], "user_days": [1]}
     (site.root / "forget.txt").write_text("")
-    assert day_counts(site.site, DAYS[0]).to_pydict() == {"pin_id": ["x"], "user_days": [2]}
+    assert first_day(site).to_pydict() == {"pin_id": ["x"], "user_days": [2]}
+
+
+def test_a_day_is_counted_again_when_users_are_deleted_from_it(small_site: MakeSite) -> None:
+    """The deletion list may have been there when the day was counted: what counts is who is in the day."""
+    site = small_site()
+    write(site, {0: [(A, "x", "save"), (B, "x", "save")]}, 1)
+    assert first_day(site).to_pydict() == {"pin_id": ["x"], "user_days": [2]}
+    (site.root / "forget.txt").write_text(f"{B}\n")
+    [purged] = purge_days(IngestSettings.of(site.site), DAYS[:1], read_deletion_list(site.site))
+    assert purged.actions == 1
+    assert first_day(site).to_pydict() == {"pin_id": ["x"], "user_days": [1]}
+    (site.root / "forget.txt").write_text("")  # the actions are gone
+    assert first_day(site).to_pydict() == {"pin_id": ["x"], "user_days": [1]}
 
 
 def test_windows_end_with_the_day_and_contain_it(small_site: MakeSite) -> None:
@@ -134,6 +155,31 @@ def test_a_day_is_counted_again_when_its_actions_or_the_definition_change(small_
     assert (after[0] != before[0], after[1] == before[1]) == (True, True)
     write(site, {0: [(A, "x", "save"), (HIDDEN, "x", "save")], 1: [(A, "x", "save")]}, 2)
     assert by_pin(with_training(site, held_out_share=0.0), DAYS[1])["x"][0] == [1, 3, 3, 3, 3]
+
+
+def test_counts_of_another_log_are_never_read_as_those_of_this_one(small_site: MakeSite) -> None:
+    """A run that was killed, or that met another one, left the file of one log beside the manifest of another."""
+    site = small_site()
+    old, new = {0: [(A, "x", "save")]}, {0: [(A, "x", "save"), (B, "x", "save")]}
+    folder = site.site.directory / "pin_counts"
+    write(site, old, 1)
+    assert first_day(site).to_pydict() == {"pin_id": ["x"], "user_days": [1]}
+    manifest = (folder / f"{DAYS[0]}.json").read_text()
+    write(site, new, 1)
+    assert first_day(site).to_pydict() == {"pin_id": ["x"], "user_days": [2]}
+    (folder / f"{DAYS[0]}.json").write_text(manifest)
+    write(site, old, 1)
+    assert first_day(site).to_pydict() == {"pin_id": ["x"], "user_days": [1]}
+
+
+def test_a_day_is_counted_from_the_files_that_were_opened(small_site: MakeSite) -> None:
+    site = small_site()
+    write(site, {0: [(A, "x", "save")]}, 1)
+    opened = open_log_day(site.site, DAYS[0])
+    write(site, {0: [(A, "x", "save"), (B, "x", "save")]}, 1)
+    with pytest.raises(PipelineError, match="another run may have replaced it meanwhile"):
+        day_counts(site.site, opened)
+    assert first_day(site).to_pydict() == {"pin_id": ["x"], "user_days": [2]}
 
 
 def test_a_missing_day_is_named(small_site: MakeSite) -> None:

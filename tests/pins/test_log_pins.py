@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from pf_core.config.source import PinsSource
-from pf_core.engine.daily_state import Manifest, create_bucket
+from pf_core.engine.daily_state import Manifest, StateDay, create_bucket
 from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
+from pf_core.pins import features
 from pf_core.pins.checks import judge_coverage
-from pf_core.pins.features import build_pin_features, content_name, feature_coverage, pin_state, refuse_older_layout
+from pf_core.pins.features import build_pin_features, content_name, feature_coverage, pin_state
+from pf_core.pins.inputs import read_log_pins
 from tests.pins.test_catalogue import (
     DAYS,
     INCREMENTAL,
@@ -249,7 +251,7 @@ def older(site: Any, ds: str) -> None:
     state = pin_state(site)
     table = state.open_bucket(ds, 0).to_table().drop_columns(["has_feature"])
     manifest = json.loads(state.manifest_path(ds).read_text())
-    for key in ("pin_layout", "source", "raw_digests", "added", "content"):
+    for key in ("layout", "source", "raw_digests", "added", "content"):
         del manifest[key]
     manifest["versions"] = [create_bucket(state.bucket_path(0), table).version]
     state.manifest_path(ds).write_text(json.dumps(manifest))
@@ -260,19 +262,53 @@ def test_a_day_of_the_older_layout_is_refused_by_readers_and_built_upon(tmp_path
     site = site_with(tmp_path, sources(tmp_path)[kind])
     build(site, DAYS[0])
     older(site, DAYS[0])
-    with pytest.raises(
-        PipelineError, match=rf"{DAYS[0]} was built by an older version.*--select pin_features .*{DAYS[0]}"
-    ):
-        refuse_older_layout(pin_state(site).require(DAYS[0]))
+    with pytest.raises(PipelineError, match=rf"{DAYS[0]} was stored in layout 1.*--select pin_features .*{DAYS[0]}"):
+        pin_state(site).require(DAYS[0])
     known = set(pins_of_older(site, DAYS[0]))
     write_log(tmp_path, [30], [31])
     ingest(site, *DAYS[:2])
     build(site, DAYS[1])
     assert set(pins_of(site, DAYS[1])) >= known | {30, 31}
     build(site, DAYS[0])
-    refuse_older_layout(pin_state(site).require(DAYS[0]))
+    pin_state(site).require(DAYS[0])
     assert set(pins_of(site, DAYS[0])) == known | {30}
 
 
 def pins_of_older(site: Any, ds: str) -> list[int]:
-    return pin_state(site).open_bucket(ds, 0).to_table(columns=["pin_id"])["pin_id"].to_pylist()
+    """Return the pins of a day that readers refuse."""
+    state = pin_state(site)
+    day = StateDay(state=state, manifest=json.loads(state.manifest_path(ds).read_text()))
+    return day.open_bucket(0).to_table(columns=["pin_id"])["pin_id"].to_pylist()
+
+
+@pytest.mark.parametrize("changed", ["log", "matrix"])
+def test_pins_of_inputs_that_changed_meanwhile_are_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    write_log(tmp_path, [7, 3])
+    saved_matrix(tmp_path, [[1.0], [2.0]], [3, 7])
+    site = site_with(tmp_path, matrix_source())
+    ingest(site, DAYS[0])
+    read = read_log_pins
+
+    def read_and_meddle(*arguments: Any) -> Any:
+        found = read(*arguments)
+        if changed == "log":
+            write_log(tmp_path, [7, 3, 5])
+            ingest(site, DAYS[0])
+        else:
+            saved_matrix(tmp_path, [[1.0], [2.0], [3.0]], [3, 7, 9])
+        return found
+
+    monkeypatch.setattr(features, "read_log_pins", read_and_meddle)
+    message = {
+        "log": "raw_actions 2026-01-01 was ingested again while pin_features 2026-01-01 was made from it; nothing was",
+        "matrix": "the files of source.pins changed while pin_features 2026-01-01 was made from them; nothing was",
+    }[changed]
+    with LocalEngine(num_workers=1, memory_mb=64, temp_dir=tmp_path) as engine:
+        with pytest.raises(PipelineError, match=message):
+            list(build_pin_features(site, [DAYS[0]], engine=engine, progress=lambda _: None))
+    assert pin_state(site).days() == []
+    monkeypatch.undo()
+    build(site, DAYS[0])
+    assert set(pins_of(site, DAYS[0])) == ({3, 5, 7} if changed == "log" else {3, 7, 9})

@@ -116,12 +116,12 @@ def test_a_release_of_an_older_layout_is_refused_with_the_command(site: Site) ->
     path.write_text(json.dumps(manifest))
     with pytest.raises(
         PipelineError,
-        match=r"release 2026-01-01\.1 was published by another version; publish the day again with: dagster asset "
-        r"materialize --select release --partition 2026-01-01",
+        match=r"release 2026-01-01\.1 was stored in layout 1, and this version of the code reads layout 2; rebuild it "
+        r"with: dagster asset materialize --select release --partition 2026-01-01",
     ):
         Serving(site).release()
     publish_day(site, DAYS[1], USERS, version=2)
-    with pytest.raises(PipelineError, match="published by another version"):
+    with pytest.raises(PipelineError, match="was stored in layout 1"):
         rollback(site)
     assert Serving(site).release().manifest["release"] == "2026-01-02.1"
 

@@ -10,7 +10,8 @@ import pytest
 from pf_core.days import ds_range, shift_ds
 from pf_core.hashing import is_held_out
 from pf_core.serving.client import Serving
-from pf_core.serving.popular import popular_pins
+from pf_core.serving.index import require_index
+from pf_core.serving.popular import open_week, popular_pins
 from tests.support.releases import NUM_BUCKETS, publish, write_day
 from tests.support.sites import START, Row, SmallSite
 
@@ -64,7 +65,8 @@ def test_a_release_has_the_popular_pins_of_the_week(small: SmallSite) -> None:
     assert [(hit.pin_id, hit.score) for hit in hits] == expected()
     assert release.popular(k=3) == hits[:3]
     assert {(hit.source, hit.interest) for hit in hits} == {("popular", "interest-1")}
-    table = popular_pins(small.site, DAYS[8], 2)
+    _, index_folder = require_index(small.site, DAYS[8])
+    table = popular_pins(small.site, open_week(small.site, DAYS[8]), index_folder, 2)
     assert list(zip(table["pin_id"].to_pylist(), table["user_days"].to_pylist(), strict=True)) == expected()[:2]
 
 

@@ -1,6 +1,8 @@
 """The same functions on an object store: fsspec's, in memory. `tests/scale` has real servers, conditions and leases."""
 
 import contextlib
+import os
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,3 +162,19 @@ def test_a_copy_in_the_cache_follows_what_is_there(folder: Path, monkeypatch: py
     assert (cache.fetched(folder / "part") / "rows.txt").read_text() == "new"
     with pytest.raises(FileNotFoundError):
         cache.fetched(folder / "nothing")
+
+
+def test_the_copy_that_was_just_made_is_kept_when_the_clock_was_set_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "plain_etag", lambda info: str(info["created"]))  # memory has no ETags
+    monkeypatch.setenv("PF_CACHE_GB", "2.5e-6")  # two copies
+    tomorrow = time.time() + 86_400
+    for number in range(4):
+        write_text(folder / f"{number}", "x" * 1000)
+        copy = cache.fetched(folder / f"{number}")
+        assert copy.exists()
+        if number < 2:
+            os.utime(copy.parent, (tomorrow + number, tomorrow + number))
+    kept = [path.name for path in copy.parent.parent.glob("*/*")]
+    assert sorted(kept) == ["2", "3"]

@@ -1,6 +1,7 @@
 """user_timelines against its definition in plain Python; how a day is stored, and which days are refused."""
 
 import itertools
+import json
 import pickle
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pf_core.config.fields import CategoryField
 from pf_core.config.serving import ServingConfig, StoreConfig
 from pf_core.config.site import QualityConfig, TimelineConfig
-from pf_core.config.source import CategoryField
 from pf_core.days import ds_range, ds_start, shift_ds
 from pf_core.engine.daily_state import _first_to_merge
 from pf_core.engine.local import LocalEngine
@@ -221,6 +222,26 @@ def test_forgotten_users_leave_and_stay_out(small_site: MakeSite) -> None:
     assert audit_day(site.site, DAYS[2]) is None
 
 
+def test_the_files_of_a_day_lose_a_forgotten_user(small_site: MakeSite) -> None:
+    """Lance only marks rows as deleted; those of a forgotten user must not wait for a compaction."""
+    site = three_days(small_site(timelines={"num_buckets": 1, "retention_days": 2}))
+    site.build(DAYS[:2])
+    state = timeline_state(site.site)
+    assert 4 in user_ids_in_files(state.open_bucket(DAYS[1], 0))
+    (site.root / "forget.txt").write_text("4\n")
+    site.build(DAYS[2:3])
+    newest = state.open_bucket(DAYS[2], 0)
+    assert user_ids_in_files(newest) == set(site.timelines(DAYS[2])) != set()
+    site.build(DAYS[2:3])  # again, on the day before
+    assert 4 not in user_ids_in_files(state.open_bucket(DAYS[2], 0))
+
+
+def user_ids_in_files(dataset: lance.LanceDataset) -> set[int]:
+    """The users of all rows, deleted ones included."""
+    rows = dataset.scanner(columns=["user_id"], include_deleted_rows=True, with_row_id=True).to_table()
+    return set(rows["user_id"].to_pylist())
+
+
 def test_retention_drops_old_days_and_their_files(small_site: MakeSite) -> None:
     site = small_site(timelines={"retention_days": 2})
     for offset, ds in enumerate(DAYS):
@@ -329,14 +350,15 @@ def test_timelines_of_an_older_version_ask_for_a_rebuild(small_site: MakeSite) -
     site.build(DAYS[:1])
     state = timeline_state(site.site)
     manifest = state.require(DAYS[0])
-    del manifest["settings"]["stored_as"]
-    state.publish(DAYS[0], manifest["versions"], manifest)
-    with pytest.raises(
-        PipelineError, match=r"stored by an older version; rebuild it .*--partition 2026-01-01 .*rebuild"
-    ):
-        site.timelines(DAYS[0])
-    with pytest.raises(PipelineError, match=r"was built with .*; rebuild 2026-01-02 from the logs"):
-        site.build(DAYS[1:2])
+    del manifest["settings"]["stored_as"], manifest["layout"]
+    state.manifest_path(DAYS[0]).write_text(json.dumps(manifest))
+    sentence = r"2026-01-01 was stored in layout 1, and this version of the code reads layout 2; rebuild it with: "
+    for read in (lambda: site.timelines(DAYS[0]), lambda: site.build(DAYS[1:2])):
+        with pytest.raises(PipelineError, match=sentence + ".*--partition 2026-01-01 .*rebuild"):
+            read()
+    site.build(DAYS[:1], rebuild=True)
+    site.build(DAYS[1:2])
+    assert site.timelines(DAYS[0])
 
 
 def test_old_fragments_are_seldom_rewritten() -> None:
