@@ -4,7 +4,7 @@ A few steps are measured first. If the budget does not suffice for the configura
 warm-up that is shorter in the same proportion; and if not even MIN_STEPS are left, batches are smaller, too.
 
 A model of parts prepares counts and factors before its first step. The first measurement pays for them, and the
-training takes them over. It also evaluates while it trains, which chooses its number of steps: the time of a step
+training reads them again. It also evaluates while it trains, which chooses its number of steps: the time of a step
 contains its share of an evaluation.
 """
 
@@ -37,9 +37,6 @@ MIN_STEPS = 100
 
 SAFETY = 0.8
 """Share of the budget that is planned with: the measured steps are few, and other programs use the machine, too."""
-
-PREPARED = "prepared"
-"""Folder of a training run with what a model of parts prepares."""
 
 FORWARD_SHARE = 1 / 3
 """Share of a training step that embedding a user costs: the backward pass is twice the forward pass."""
@@ -113,38 +110,23 @@ def with_steps(config: TrainConfig, steps: int) -> TrainConfig:
     return changed(config, changes, num_steps=steps, warmup_steps=warmup_steps)
 
 
-def seconds_per_step(config: TrainConfig, data: TrainingSet, folder: Path, num_workers: int) -> float:
+def seconds_per_step(
+    config: TrainConfig, data: TrainingSet, folder: Path, num_workers: int, *, prepared: Path
+) -> float:
     """Train a few steps on batches of users with mixed lengths, which take longer than sorted ones; drop the model.
 
-    What a model of parts prepares is left in `folder`, for further measurements and for `take_prepared`.
+    What a model of parts prepares is left in `prepared`, for further measurements and for the training.
     """
     num_steps = 1 + MEASURED_STEPS
     changes = {"log_every": 1, "shuffle_batches": 1, "evaluate_every": num_steps + 1, "checkpoint_every": num_steps + 1}
     watch = _Stopwatch()
-    _remove_model(folder)
+    remove_tree(folder)
     # A rate close to 0: without a warm-up a few steps may diverge, which ends a training.
     short = changed(config, changes, num_steps=num_steps, warmup_steps=0, learning_rate=1e-9)
-    train(short, training_set=data.path, run_dir=folder, num_workers=num_workers, observer=watch)
-    _remove_model(folder)
+    train(short, training_set=data.path, run_dir=folder, num_workers=num_workers, observer=watch, prepared=prepared)
+    remove_tree(folder)
     step_s = statistics.median(later - earlier for earlier, later in itertools.pairwise(watch.at.values()))
     return step_s if config.parts is None else step_s + watch.evaluation_s / config.evaluate_every
-
-
-def _remove_model(folder: Path) -> None:
-    """Remove all of a training but what it prepared."""
-    for path in folder.iterdir() if folder.exists() else ():
-        if path.is_dir() and path.name != PREPARED:
-            remove_tree(path)
-        elif path.is_file():
-            path.unlink()
-
-
-def take_prepared(measured: Path, run_dir: Path) -> None:
-    """Move what the measurements prepared to the folder of the training, unless it has its own; remove the rest."""
-    if (measured / PREPARED).exists() and not (run_dir / PREPARED).exists():
-        run_dir.mkdir(parents=True, exist_ok=True)
-        (measured / PREPARED).rename(run_dir / PREPARED)
-    remove_tree(measured)
 
 
 class _Stopwatch:

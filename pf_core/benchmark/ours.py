@@ -21,23 +21,23 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from pf_core.benchmark.budget import changed, fit_to_budget, seconds_per_step, take_prepared, with_steps
+from pf_core.benchmark.budget import changed, fit_to_budget, seconds_per_step, with_steps
 from pf_core.benchmark.log import BenchmarkLog, RankedLists
 from pf_core.benchmark.ranking import rank_pins
 from pf_core.benchmark.stages import prepare_training_set
 from pf_core.config.site import Site
-from pf_core.config.training import Preset, TrainConfig
+from pf_core.config.training import TrainConfig
+from pf_core.config.training_section import Preset
 from pf_core.engine.base import Engine
-from pf_core.errors import PipelineError
 from pf_core.model.device import choose_device
 from pf_core.pins.features import read_pin_features
 from pf_core.pins.packed import finite_features
 from pf_core.progress import Progress, Throttle
-from pf_core.storage.files import remove_tree
 from pf_core.training.auto import Choice, describe_choice
+from pf_core.training.parts.prepared import remove_prepared
 from pf_core.training.plan import code_fingerprint, plan_config, resolve_config
 from pf_core.training.trainer import train
-from pf_core.training.training_set import open_training_set, read_training_set_manifest
+from pf_core.training.training_set import open_training_set, read_training_set_manifest, refuse_without_content
 
 TOWERS_SHOWN = ("num_layers", "hidden_dim", "embedding_dim", "sequence_length")
 """Settings that describe the towers in a line."""
@@ -92,22 +92,17 @@ def our_lists(
     for choice in chosen:
         progress(describe_choice(choice))
     manifest = read_training_set_manifest(data.path)
-    if wanted.parts is None and not manifest["feature_dim"]:
-        raise PipelineError(
-            f"preset {preset or site.training.preset} reads content vectors, and the log has none",
-            "set training.preset to auto",
-        )
-    num_workers, measured = site.training.launch.num_workers, folder / "measured"
-    remove_tree(measured)  # an interrupted benchmark may have left it
+    refuse_without_content(manifest, wanted, preset or site.training.preset)
+    num_workers, prepared = site.training.launch.num_workers, folder / "prepared"
+    remove_prepared(prepared)  # an interrupted benchmark may have left it
 
     def measure(config: TrainConfig) -> float:
-        return seconds_per_step(config, data, measured, num_workers)
+        return seconds_per_step(config, data, folder / "measured", num_workers, prepared=prepared)
 
     num_steps = wanted.optimizer.num_steps
     planned = with_steps(wanted, num_steps if wanted.parts is not None else min(max_steps or num_steps, num_steps))
     config = fit_to_budget(planned, measure, budget_s=budget_s, num_test_users=len(log.test_user_ids))
     plan = plan_config(config, data.path, manifest, folder, code=code_fingerprint())
-    take_prepared(measured, plan.run_dir)
     planned_s = time.monotonic() - started
     trained = train(
         config,
@@ -115,7 +110,9 @@ def our_lists(
         run_dir=plan.run_dir,
         num_workers=num_workers,
         observer=_Lines(progress, what="our model" if preset is None else f"preset {preset}"),
+        prepared=prepared,
     )
+    remove_prepared(prepared)
     started = time.monotonic()
     ranking = rank_pins(log, data, plan.run_dir / "model")
     has_vector_N = ranking.is_ranked_N

@@ -21,6 +21,7 @@ import numpy as np
 from pf_core.benchmark.baselines import BASELINES, mean_of_recent
 from pf_core.benchmark.log import BenchmarkLog, RankedLists, tuning_log
 from pf_core.benchmark.looks import append_look
+from pf_core.benchmark.markdown import to_markdown
 from pf_core.benchmark.ours import content_vectors, our_lists
 from pf_core.benchmark.peers.environments import cache_folder, ensure_environment, requirements_of
 from pf_core.benchmark.peers.run import run_peer
@@ -28,9 +29,9 @@ from pf_core.benchmark.peers.tuning import BUDGETS, PEERS, Level, peers_of
 from pf_core.benchmark.reading import read_log
 from pf_core.benchmark.scoring import score
 from pf_core.benchmark.stages import benchmark_site, build_pins, cut_of_log, ingest_log
-from pf_core.benchmark.table import Contender, Run, Table, make_table, to_markdown
+from pf_core.benchmark.table import Contender, Run, Table, make_table
 from pf_core.config.site import Site
-from pf_core.config.training import Preset
+from pf_core.config.training_section import Preset
 from pf_core.engine.base import Engine
 from pf_core.errors import PipelineError
 from pf_core.progress import Progress

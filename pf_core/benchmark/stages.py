@@ -25,8 +25,9 @@ from pf_core.progress import Progress, Throttle
 from pf_core.storage.builds import MANIFEST
 from pf_core.storage.files import path_of, read_json, stamp_of
 from pf_core.timelines.build import build_timelines, timeline_state
+from pf_core.training.build_set import build_training_set
 from pf_core.training.plan import code_fingerprint
-from pf_core.training.training_set import build_training_set, latest_training_set
+from pf_core.training.training_set import latest_training_set
 
 STAGE_CODE = ("hashing.py", "days.py", "schemas.py", "config", "engine", "logs", "pins", "timelines", "training")
 """Files and folders of pf_core that decide what the stages write."""

@@ -34,7 +34,7 @@ from pf_core.evaluation.increments import Increments, QueryVectors
 from pf_core.evaluation.parts_embedder import open_parts_embedder
 from pf_core.evaluation.pinnersage import Clusters, PinnerSage, cluster_users
 from pf_core.evaluation.question import Question
-from pf_core.model.checkpoint import load_model, read_description
+from pf_core.model.checkpoint import load_model, read_description, reads_vectors_of
 from pf_core.model.sequences import Sequences, collate_sequences
 from pf_core.timelines.arrays import Timelines, ragged, recode
 from pf_core.training.training_set import TrainingSet
@@ -141,7 +141,7 @@ def open_model_embedder(
             "the model has seen days that would evaluate it",
             f"make a newer training set: {materialize_command('training_set')}",
         )
-    if description["feature_dim"] != feature_dim:
+    if not reads_vectors_of(description, feature_dim):
         raise PipelineError(
             f"model {name} reads vectors of {description['feature_dim']} numbers, the training set has {feature_dim}: "
             "it cannot be evaluated",

@@ -88,6 +88,8 @@ class DecisionRecord(TypedDict):
 class EvaluationManifest(TypedDict):
     """How candidate, champion and baselines did, and what was decided."""
 
+    layout: NotRequired[int]
+    """Absent in the manifests of older versions, which are of layout 1."""
     training_set: str
     question: str
     """Fingerprint of users, positives and index."""

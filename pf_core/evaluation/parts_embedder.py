@@ -4,7 +4,7 @@ The user side reads the model's own pin table. The pin side is as of the cut: th
 users before it, which is what pin_embeddings of that day reads.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,6 @@ from pf_core.model.parts.inputs import unit_rows
 from pf_core.pins.lookup import find_pins
 from pf_core.storage.arrays import read_arrow
 from pf_core.timelines.arrays import Timelines, recode
-from pf_core.training.parts.counts import count_before
 from pf_core.training.parts.prepared import PinsOfDay, pins_of_day
 
 READ = ("pin", "ts", "surface", "duration", "is_positive")
@@ -62,8 +61,8 @@ class PartsQueryEmbedder:
     def _pins_at_cut(self) -> PinsOfDay:
         data, row_N = self.question.data, self.known.table_row
         # An older model's training set may begin earlier than the timelines of this one reach back.
-        first_day = max(self.description["time_origin_us"], data.manifest["time_origin_us"]) // DAY_US
-        counts = count_before(data.train, data.cut_us // DAY_US, num_pins=data.num_pins, first_day=first_day)
+        origin_day = max(self.description["time_origin_us"], data.manifest["time_origin_us"]) // DAY_US
+        counts = replace(data.uses, origin_day=origin_day).before(data.cut_us // DAY_US)
         repeat_N = np.where(row_N >= 0, self.known.table.log_repeat[np.maximum(row_N, 0)], np.float32(0))
         return pins_of_day(counts, repeat_N)
 

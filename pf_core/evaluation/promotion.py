@@ -33,7 +33,8 @@ from pf_core.evaluation.question import Question, open_question
 from pf_core.evaluation.scores import Scores, UserScores, recall_by_day
 from pf_core.evaluation.summary import summarize
 from pf_core.evaluation.vector_coverage import vector_coverage
-from pf_core.evaluation.verdict import describe_comparison
+from pf_core.evaluation.verdict import describe_comparison, lost_questions
+from pf_core.layouts import LAYOUTS
 from pf_core.metrics.bootstrap import bootstrap_interval, mean
 from pf_core.model.checkpoint import read_description
 from pf_core.model.device import choose_device
@@ -100,6 +101,7 @@ def evaluate_and_decide(
         scores[vector_alone(candidate.name)] = vector_scores
     scores |= evaluation.models | evaluation.baselines
     manifest = EvaluationManifest(
+        layout=LAYOUTS["offline_evaluation"],
         training_set=data.fingerprint,
         question=question.fingerprint,
         cut_ds=data.manifest["cut_ds"],
@@ -237,7 +239,9 @@ def _decide_first(against: Mapping[QuestionName, Comparison], config: PromotionC
     """Decide about the first model."""
     is_better = against["all"]["candidate"] > against["all"]["baseline"]
     figures = "; ".join(describe_comparison(name, each) for name, each in against.items())
-    rule = "" if config.first == "always" else " and promotion.first is only_if_better"
+    rule = f" and serving.promotion.first is {config.first}"
+    if config.first == "always" and (lost := lost_questions(against)):
+        rule += f", although a baseline is better in {' and in '.join(lost)}"
     return Decision(promote=config.first == "always" or is_better, reason=f"there is no champion yet{rule}; {figures}")
 
 

@@ -28,7 +28,8 @@ import pyarrow.compute as pc
 from pf_core.config.site import Site
 from pf_core.days import ds_range, shift_ds
 from pf_core.errors import PipelineError, materialize_command
-from pf_core.logs.partition import bucket_files, ingested_days
+from pf_core.logs.log_day import LogDay, open_log_day, refuse_if_changed
+from pf_core.logs.partition import ingested_days
 from pf_core.logs.positives import positive_mask
 from pf_core.pins.lookup import find_pins
 from pf_core.progress import Progress
@@ -163,7 +164,7 @@ def open_question(site: Site, data: TrainingSet, *, progress: Progress) -> Quest
     """
     limits = site.serving.promotion
     cut_ds = str(data.manifest["cut_ds"])
-    days = ds_range(shift_ds(cut_ds, 1), _last_day(site, cut_ds))
+    days = [open_log_day(site, ds) for ds in ds_range(shift_ds(cut_ds, 1), _last_day(site, cut_ds))]
     held_out = data.held_out.user_ids()
     with_positives, counts = _users_with_positives(site, data, days, held_out)
     if not len(with_positives):
@@ -175,6 +176,8 @@ def open_question(site: Site, data: TrainingSet, *, progress: Progress) -> Quest
     users = with_positives[sample_below(len(with_positives), limits.num_users, rng)]
     user_ids = held_out.take(pa.array(users))
     later, unaskable = _read_later(site, data, days, user_ids)
+    command = materialize_command("offline_evaluation")
+    refuse_if_changed(site, days, what="the evaluation's question", command=command)
     timelines = _joined(data.held_out, users, later)
     question = Question(
         data=data,
@@ -213,13 +216,13 @@ def _last_day(site: Site, cut_ds: str) -> str:
 
 
 def _users_with_positives(
-    site: Site, data: TrainingSet, days: list[str], held_out: pa.Array
+    site: Site, data: TrainingSet, days: list[LogDay], held_out: pa.Array
 ) -> tuple[np.ndarray, dict[str, int]]:
     """Return the rows of the held-out users with positives, and counts of the positives that are left out."""
     trained, found = data.train.user_ids(), np.zeros(len(held_out), bool)
     counts = {"positives_of_unknown_users": 0, "positives_with_unknown_words": 0}
-    for ds in days:
-        for path in bucket_files(site, ds).values():
+    for day in days:
+        for path in day.files.values():
             actions = read_parquet(path)
             actions = actions.filter(pa.array(positive_mask(actions, site.source.positive)))
             is_held_out = pc.is_in(actions["user_id"], held_out)
@@ -239,13 +242,13 @@ def _has_known_words(data: TrainingSet, actions: pa.Table) -> np.ndarray:
 
 
 def _read_later(
-    site: Site, data: TrainingSet, days: list[str], user_ids: pa.Array
+    site: Site, data: TrainingSet, days: list[LogDay], user_ids: pa.Array
 ) -> tuple[dict[str, np.ndarray], Unaskable]:
     """Return the actions of these users after the cut, by column, with the user's place in `user_ids` as `user`; and
     their positives on unknown pins. Actions with unknown words are left out."""
     parts, unknown_pins = [], []
-    for ds in days:
-        for path in bucket_files(site, ds).values():
+    for day in days:
+        for path in day.files.values():
             actions = read_parquet(path, filters=pc.field("user_id").isin(user_ids))
             actions = actions.filter(pa.array(_has_known_words(data, actions)))
             part = {

@@ -4,6 +4,7 @@ Without torch, so that the asset graph and `pf status` can judge a manifest at o
 """
 
 import math
+from collections.abc import Mapping
 
 from pf_core.check_result import CheckResult
 from pf_core.errors import materialize_command
@@ -28,13 +29,18 @@ def judge_baselines(manifest: EvaluationManifest) -> CheckResult:
             f"again: {materialize_command('offline_evaluation')}"
         )
         return CheckResult(ds=manifest["last_ds"], passed=True, reason=reason)
-    faults = [QUESTION_TITLES[name] for name, each in against.items() if each["candidate"] < each["baseline"]]
+    faults = lost_questions(against)
     verdict = f"{manifest['candidate']} is below the best baseline in {' and in '.join(faults)}"
     if not faults:
         verdict = f"{manifest['candidate']} is not below the best baseline"
     figures = "; ".join(describe_comparison(name, each) for name, each in against.items())
     index = f"index {manifest.get('index', 'paper')} of {manifest['num_pins']:,} pins"
     return CheckResult(ds=manifest["last_ds"], passed=not faults, reason=f"{verdict} ({index}): {figures}")
+
+
+def lost_questions(against: Mapping[QuestionName, Comparison]) -> list[str]:
+    """Return the titles of the questions in which the best baseline finds more than the candidate."""
+    return [QUESTION_TITLES[name] for name, each in against.items() if each["candidate"] < each["baseline"]]
 
 
 def describe_comparison(question: QuestionName, comparison: Comparison) -> str:

@@ -21,6 +21,7 @@ from pf_core.experiments.families import (
     HIDDEN_DIMS,
     LAYERS,
     recipe_of_capacity,
+    recipe_of_type,
     recipes_by_dim,
     recipes_by_heads,
     recipes_by_length,
@@ -53,8 +54,8 @@ def _multi_task(tasks: Sequence[str]) -> list[Claim]:
     def claim(id: str, says: str, *parts: Part) -> Claim:
         return Claim(id=id, section="multi-task", where="Table 5, 4.2.5", says=says, parts=parts)
 
-    models = [f"only_{task}" for task in tasks]
-    others = {task: [model for model in models if model != f"only_{task}"] for task in tasks}
+    models = [recipe_of_type(task) for task in tasks]
+    others = {task: [model for model in models if model != recipe_of_type(task)] for task in tasks}
     return [
         claim(
             "single-task-best",
@@ -63,7 +64,8 @@ def _multi_task(tasks: Sequence[str]) -> list[Claim]:
                 part
                 for task in tasks
                 for part in best(
-                    recall(f"only_{task}", task=task), [recall(model, task=task) for model in (BASE, *others[task])]
+                    recall(recipe_of_type(task), task=task),
+                    [recall(model, task=task) for model in (BASE, *others[task])],
                 )
             ),
         ),

@@ -1,4 +1,4 @@
-"""Families of recipes: one size of the base model takes other values (section 4.2.7 and appendix A.4).
+"""Families of recipes: one size of the base model, or its action types, take other values (sections 4.2.5, 4.2.7, A.4).
 
 Recipes, claims, tables and figures all take their sizes from here, so that a site trains exactly the sizes that are
 reported. The base itself stands for its own size, whatever that is.
@@ -6,6 +6,7 @@ reported. The base itself stands for its own size, whatever that is.
 
 from pf_core.config.training import ModelConfig
 from pf_core.experiments.recipe import BASE
+from pf_core.names import name_of
 
 LENGTHS = (4, 8, 16, 32, 64, 128)
 
@@ -16,6 +17,11 @@ HEADS = (2, 4, 8)
 LAYERS = (1, 2, 4)
 
 HIDDEN_DIMS = (32, 64, 128)
+
+
+def recipe_of_type(action_type: str) -> str:
+    """Return the recipe that learns from one action type alone; it names a partition and a folder."""
+    return f"only_{name_of(action_type)}"
 
 
 def recipes_by_length(base: ModelConfig) -> dict[int, str]:

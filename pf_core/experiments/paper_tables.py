@@ -15,13 +15,15 @@ from pf_core.experiments.families import (
     HIDDEN_DIMS,
     LAYERS,
     recipe_of_capacity,
+    recipe_of_type,
     recipes_by_dim,
     recipes_by_heads,
     recipes_by_length,
 )
-from pf_core.experiments.quantities import ALL
+from pf_core.experiments.quantities import ALL, MAX_TASK_CHARS
 from pf_core.experiments.recipe import BASE, Set
 from pf_core.experiments.tables import COVERAGE, ENTROPY, RECALL, Column, Row, Section
+from pf_core.printable import printable
 
 
 def paper_sections(base: ModelConfig, tasks: Sequence[str]) -> list[Section]:
@@ -144,8 +146,9 @@ PAPER_TASKS = {
 
 
 def _multi_task(tasks: Sequence[str]) -> Section:
-    columns = tuple(Column(task.capitalize(), "recall", task) for task in (*tasks, ALL))
-    models = {**{f"only_{task}": f"{task.capitalize()} only" for task in tasks}, BASE: "Multi-task"}
+    shown = {task: printable(task, max_chars=MAX_TASK_CHARS).capitalize() for task in (*tasks, ALL)}
+    columns = tuple(Column(label, "recall", task) for task, label in shown.items())
+    models = {**{recipe_of_type(task): f"{shown[task]} only" for task in tasks}, BASE: "Multi-task"}
     return Section(
         name="multi-task",
         title="Learning several tasks at once",

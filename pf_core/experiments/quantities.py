@@ -11,12 +11,16 @@ from typing import Literal
 import numpy as np
 
 from pf_core.config.serving import Frequency
+from pf_core.printable import printable
 
 MetricName = Literal["recall", "coverage", "entropy"]
 """Recall@10, P90 Coverage@10, Interest Entropy@50 (section 4.1)."""
 
 ALL = "all"
 """The task that counts every positive; others are named after their action type."""
+
+MAX_TASK_CHARS = 30
+"""Longer names of tasks are cut where they are shown."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Metric:
     @property
     def text(self) -> str:
         frequency = f", {self.frequency}" if self.frequency != "once" else ""
-        task = f", on {self.task}" if self.task != ALL else ""
+        task = f", on {printable(self.task, max_chars=MAX_TASK_CHARS)}" if self.task != ALL else ""
         return f"{self.name}({self.recipe}{frequency}{task})"
 
 

@@ -21,6 +21,7 @@ from pf_core.experiments.families import (
     HIDDEN_DIMS,
     LAYERS,
     recipe_of_capacity,
+    recipe_of_type,
     recipes_by_dim,
     recipes_by_heads,
     recipes_by_length,
@@ -242,7 +243,7 @@ def _recipes(base: TrainConfig, positive_types: tuple[str, ...]) -> Iterable[Rec
         yield _named(change, "negatives")
     if len(positive_types) > 1:
         for action_type in positive_types:
-            yield _of_family(only, "multi-task", name=f"only_{action_type}", action_type=action_type)
+            yield _of_family(only, "multi-task", name=recipe_of_type(action_type), action_type=action_type)
     for change in (no_pin_feature, no_timestamp, no_surface, no_action_type, no_duration, no_position):
         yield _named(change, "features")
     for change in (sasrec_unweighted, sasrec_bce):

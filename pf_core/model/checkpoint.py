@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from pf_core.config.parts import PartsConfig
 from pf_core.config.training import ModelConfig
 from pf_core.errors import PipelineError, materialize_command
+from pf_core.layouts import marked, refuse_other_layout
 from pf_core.model.parts.model import PartsModel
 from pf_core.model.parts.table import PIN_TABLE, PinTable
 from pf_core.model.towers import PinnerFormer
@@ -57,6 +58,8 @@ Family = Literal["towers", "parts"]
 class ModelDescription(TrainedOn):
     """model.json."""
 
+    layout: NotRequired[int]
+    """Absent in models of older versions, which are of layout 1."""
     family: NotRequired[Family]
     """Absent in models of older versions, which are towers."""
     model: dict[str, Any]
@@ -105,15 +108,24 @@ def save_model(
         if table is not None:
             table.write(partial / PIN_TABLE)
         _save(model.state_dict(), partial / "model.safetensors")
-        write_json(partial / "model.json", {**description, **own})
+        write_json(partial / "model.json", {**description, **own, **marked("model")})
 
 
 def read_description(folder: Path) -> ModelDescription:
-    """Read the description of the model in `folder`."""
+    """Read the description of the model in `folder`; one of another layout is a PipelineError."""
     if not (folder / "model.json").is_file():
         raise PipelineError(f"no model in {folder}", f"train one with: {materialize_command('pinnerformer_model')}")
     description: ModelDescription = read_json(folder / "model.json")
+    command = materialize_command("pinnerformer_model,offline_evaluation")
+    refuse_other_layout("model", description, what=f"the model in {folder}", command=command)
     return description
+
+
+def reads_vectors_of(description: ModelDescription, dim: int) -> bool:
+    """Return whether the model can read content vectors of this length: a model of parts without content reads none."""
+    if description.get("family", "towers") == "parts" and not description["model"]["content"]:
+        return True
+    return description["feature_dim"] in (0, dim)
 
 
 def load_model(folder: Path) -> tuple[PinnerFormer, ModelDescription]:

@@ -7,8 +7,9 @@ taken from there; the others are chosen with it in mind (the window decides what
 Decisions, each measured on several logs (docs/LOG.md):
 - Memory is on where users come back to their pins: a log without repeats has nothing to remember.
 - The window of targets is 14 days, or a third of a shorter log: rows of several days must fit into it.
-- Factors have 128 dimensions, 64 beside content vectors, or a quarter of the pins or users if that is less: small logs
-  have no more to say.
+- Factors have 32 to 256 dimensions, more where users have more positive actions: on long histories longer factors find
+  more, on short ones they are noise. Beside content vectors 64 suffice. A quarter of the pins or users is the limit.
+- A user has 4 weighted sums of own pins beside content vectors, else 2.
 - The transformer is off: at the size of these logs it adds nothing measurable.
 - The number of steps is an upper bound: the training chooses the best by its validation users.
 """
@@ -34,8 +35,13 @@ MAX_WINDOW_DAYS = 14
 MATRIX_PULL = 20.0
 """Pull of the matrices to their start on logs without repeats."""
 
-MAX_FACTOR_DIM, MAX_FACTOR_DIM_WITH_CONTENT = 128, 64
-"""Largest length of the factors, where they are all that is known of pins, and beside content vectors."""
+FACTOR_DIMS = (32, 64, 128, 256)
+"""Lengths of the factors: the smallest that has DIMS_FOR_A_POSITIVE for each positive action of a training user."""
+
+DIMS_FOR_A_POSITIVE = 16
+
+MAX_FACTOR_DIM_WITH_CONTENT = 64
+"""Largest length of the factors beside content vectors."""
 
 SAMPLED_USERS = 100_000
 """Number of training users, evenly spaced, whose targets measure the share of repeats."""
@@ -125,21 +131,32 @@ def _choose(data: TrainingSet, asked: PartsConfig, changed: Mapping[str, Any]) -
         else "repeats show what matrices should do",
     }
 
-    largest = MAX_FACTOR_DIM_WITH_CONTENT if feature_dim else MAX_FACTOR_DIM
+    actions, positives = counts["train"]["actions"], counts["train"]["positives"]
+    mean_positives = positives / max(1, num_users)
+    wanted = DIMS_FOR_A_POSITIVE * mean_positives
+    largest = next((dim for dim in FACTOR_DIMS if dim >= wanted), FACTOR_DIMS[-1])
+    why = f"training users have {mean_positives:,.1f} positive actions on average"
+    if feature_dim and largest > MAX_FACTOR_DIM_WITH_CONTENT:
+        largest, why = MAX_FACTOR_DIM_WITH_CONTENT, "more is not needed beside content vectors"
     factor_dim = min(largest, num_pins // 4, num_users // 4)
-    of_what = f"{num_pins:,} pins and {num_users:,} training users"
     yield {
         "setting": "parts.factor_dim",
         "value": factor_dim,
-        "reason": f"{largest} dimensions suffice {'beside' if feature_dim else 'without'} content vectors, and there "
-        f"are {of_what}"
+        "reason": why
         if factor_dim == largest
-        else f"a quarter of the smaller of {of_what}",
+        else f"a quarter of the smaller of {num_pins:,} pins and {num_users:,} training users",
     }
     yield {
         "setting": "parts.content",
         "value": feature_dim > 0,
         "reason": f"the pins have content vectors of {feature_dim} numbers" if feature_dim else "no pin has a vector",
+    }
+    yield {
+        "setting": "parts.heads",
+        "value": 4 if feature_dim else 2,
+        "reason": "sums of content vectors over several ages tell interests apart"
+        if feature_dim
+        else "more sums of factors overfit",
     }
     base = auto()
     yield {
@@ -152,7 +169,6 @@ def _choose(data: TrainingSet, asked: PartsConfig, changed: Mapping[str, Any]) -
         "value": base.optimizer.num_steps,
         "reason": "an upper bound: the training keeps the step that is best for its validation users",
     }
-    actions, positives = counts["train"]["actions"], counts["train"]["positives"]
     yield {
         "setting": "batch_users",
         "value": base.batch_users,

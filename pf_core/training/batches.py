@@ -40,6 +40,7 @@ from pf_core.model.sequences import (
     gather_features,
     gather_values,
 )
+from pf_core.parent_process import end_with_parent
 from pf_core.timelines.arrays import ragged
 from pf_core.training.objectives import expected_length, is_allowed, lay_out, sample_pairs, sample_sequences
 from pf_core.training.training_set import TrainingSet, open_training_set
@@ -209,6 +210,7 @@ def open_batches(
 
 
 def _start_worker(number: int) -> None:
+    end_with_parent()
     torch.set_num_threads(1)
 
 

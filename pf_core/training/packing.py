@@ -19,6 +19,7 @@ from pf_core.config.site import Site
 from pf_core.config.source import Positive
 from pf_core.days import ds_start_us, shift_ds
 from pf_core.engine.base import Engine
+from pf_core.engine.daily_state import StateDay
 from pf_core.hashing import is_held_out
 from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.logs.positives import positive_mask
@@ -29,7 +30,7 @@ from pf_core.storage.arrays import NpyFile, read_arrow
 from pf_core.storage.cache import fetched
 from pf_core.storage.files import remove_tree, write_file
 from pf_core.timelines.arrays import encode_words
-from pf_core.timelines.build import TimelineState, read_bucket, timeline_state
+from pf_core.timelines.build import StoredTimelines, TimelineManifest, stored_timelines
 
 WITHOUT_VECTOR = "without_vector.arrow"
 """File of the held-out users' pins that pin_features does not have: user_id, pin_id, and ts, the time of the first
@@ -82,7 +83,7 @@ class _BucketTask:
     part: Path
     pin_ids: Path
     forgotten: pa.Array
-    timelines: TimelineState
+    timelines: StoredTimelines
     positive: Positive
     held_out_share: float
     cut_ds: str
@@ -92,21 +93,23 @@ def _part_dir(build: Path, bucket: int) -> Path:
     return build / "parts" / f"bucket-{bucket:05d}"
 
 
-def pack_buckets(build: Path, site: Site, cut_ds: str, *, engine: Engine, progress: Progress) -> PackedBucket:
+def pack_buckets(
+    build: Path, site: Site, timelines: StateDay[TimelineManifest], *, engine: Engine, progress: Progress
+) -> PackedBucket:
     """Write the part of every bucket; return the sums of their counts, and the vocabularies of all of them."""
-    forgotten, timelines = read_deletion_list(site), timeline_state(site)
+    forgotten = read_deletion_list(site)
     tasks = [
         _BucketTask(
             bucket=bucket,
             part=_part_dir(build, bucket),
             pin_ids=build / "pins" / "pin_id.arrow",
             forgotten=forgotten,
-            timelines=timelines,
+            timelines=stored_timelines(timelines, bucket),
             positive=site.source.positive,
             held_out_share=site.training.held_out_share,
-            cut_ds=cut_ds,
+            cut_ds=timelines.manifest["ds"],
         )
-        for bucket in range(timelines.num_buckets)
+        for bucket in range(timelines.state.num_buckets)
     ]
     throttled = Throttle(progress)
     parts: list[PackedBucket] = []
@@ -129,7 +132,7 @@ def pack_buckets(build: Path, site: Site, cut_ds: str, *, engine: Engine, progre
 
 def _pack_bucket(task: _BucketTask) -> PackedBucket:
     """Write the bucket's users, and their actions on pins that pin_features has."""
-    timelines = read_bucket(task.timelines, task.cut_ds, task.bucket)
+    timelines = task.timelines.read()
     is_forgotten = pc.is_in(timelines["user_id"], value_set=task.forgotten)
     timelines = timelines.filter(pc.invert(is_forgotten)).sort_by("user_id")
     actions = pa.table({name: pc.list_flatten(timelines[name]) for name in TIMELINE_LISTS})

@@ -17,7 +17,10 @@ from typing import Any, NotRequired, TypedDict
 
 import pf_core
 from pf_core.config.site import Site
-from pf_core.config.training import Preset, TrainConfig, choose
+from pf_core.config.training import TrainConfig, choose
+from pf_core.config.training_section import Preset
+from pf_core.errors import materialize_command
+from pf_core.layouts import LAYOUTS, refuse_other_layout
 from pf_core.storage.builds import MANIFEST
 from pf_core.storage.files import read_json, write_json
 from pf_core.training.auto import Choice, resolve_auto
@@ -68,6 +71,8 @@ class PlannedModel:
 class ModelManifest(TypedDict):
     """Manifest of the asset pinnerformer_model: the model that was materialized last."""
 
+    layout: NotRequired[int]
+    """Absent in the manifests of older versions, which are of layout 1."""
     model_version: str
     cut_ds: str
     """Last day of the training set."""
@@ -131,18 +136,23 @@ def models_dir(site: Site) -> Path:
 def current_model(site: Site) -> ModelManifest | None:
     """Return the manifest of the model that was materialized last."""
     path = models_dir(site) / MANIFEST
-    return read_json(path) if path.exists() else None
+    if not path.exists():
+        return None
+    manifest: ModelManifest = read_json(path)
+    command = materialize_command("pinnerformer_model")
+    refuse_other_layout("pinnerformer_model", manifest, what="pinnerformer_model", command=command)
+    return manifest
 
 
 def write_current_model(site: Site, plan: PlannedModel, *, mlflow: dict[str, Any]) -> ModelManifest:
     """Make a trained model the current one and return its manifest; `mlflow` names its run and registry version."""
-    manifest = describe_model(plan, mlflow=mlflow)
+    manifest: ModelManifest = {**describe_model(plan, mlflow=mlflow), "layout": LAYOUTS["pinnerformer_model"]}
     write_json(models_dir(site) / MANIFEST, manifest)
     return manifest
 
 
 def describe_model(plan: PlannedModel, *, mlflow: dict[str, Any]) -> ModelManifest:
-    """Return the manifest of a trained model; `mlflow` names its run and registry version."""
+    """Return the manifest of a trained model without its layout; `mlflow` names its run and registry version."""
     return {
         "model_version": plan.model_version,
         "cut_ds": plan.manifest["cut_ds"],

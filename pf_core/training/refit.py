@@ -21,10 +21,12 @@ from pf_core.check_result import CheckResult
 from pf_core.config.site import Site
 from pf_core.config.training import TrainConfig
 from pf_core.engine.base import Engine
-from pf_core.errors import PipelineError
+from pf_core.errors import PipelineError, materialize_command
+from pf_core.layouts import LAYOUTS, refuse_other_layout
 from pf_core.progress import Progress
 from pf_core.storage.builds import MANIFEST
 from pf_core.storage.files import read_json, remove_tree, write_json
+from pf_core.training.build_set import publish_training_set
 from pf_core.training.checks import judge_held_out_users
 from pf_core.training.cut import EvaluationDays, newest_timelines
 from pf_core.training.plan import (
@@ -37,7 +39,7 @@ from pf_core.training.plan import (
     training_fault,
 )
 from pf_core.training.run_folder import RESULT, TrainingResult
-from pf_core.training.training_set import publish_training_set, read_training_set_manifest, training_sets_dir
+from pf_core.training.training_set import read_training_set_manifest, training_sets_dir
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,12 @@ def refits_dir(site: Site) -> Path:
 def current_refit(site: Site) -> RefitManifest | None:
     """Return the manifest of the model that was refitted last."""
     path = refits_dir(site) / MANIFEST
-    return read_json(path) if path.exists() else None
+    if not path.exists():
+        return None
+    manifest: RefitManifest = read_json(path)
+    command = materialize_command("refitted_model", config={"champion": True})
+    refuse_other_layout("refitted_model", manifest, what="refitted_model", command=command)
+    return manifest
 
 
 def judge_refit(site: Site) -> CheckResult:
@@ -164,6 +171,7 @@ def write_current_refit(
     """Keep the manifest of a refitted model as that of the asset, and return it."""
     manifest: RefitManifest = {
         **describe_model(plan, mlflow=mlflow),
+        "layout": LAYOUTS["refitted_model"],
         "refit_of": judged.served_version,
         "judged_version": judged.version,
         "judged_cut_ds": judged.cut_ds,

@@ -1,6 +1,7 @@
 """Files of a training run's folder that others read: the history and the result. Readers do not need torch.
 
 history.jsonl   a line for each measurement, while training runs
+prepared/       what a model of parts reads of pins before each day, until the model is saved
 checkpoints/    the newest checkpoints (model/checkpoint.py)
 model/          the trained model (model/checkpoint.py)
 result.json     written last: the run is finished
@@ -9,6 +10,8 @@ result.json     written last: the run is finished
 from typing import NotRequired, TypedDict
 
 HISTORY = "history.jsonl"
+
+PREPARED = "prepared"
 
 RESULT = "result.json"
 

@@ -50,6 +50,10 @@ class TowersTask:
     """The part of a training run that belongs to the towers."""
 
     has_dropout: bool
+    no_pairs = (
+        "no user has a positive action that the objective can predict",
+        "check source.positive in the site file and sampling.positive_types in training.changes",
+    )
 
     def __init__(self, config: TrainConfig, data: TrainingSet, rank: Rank) -> None:
         self.config, self.data, self.rank = config, data, rank

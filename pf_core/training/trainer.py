@@ -23,11 +23,14 @@ from torch.nn.parallel import DistributedDataParallel
 from pf_core.config.training import TrainConfig
 from pf_core.errors import PipelineError
 from pf_core.model.checkpoint import TrainedOn, load_newest, save_checkpoint
+from pf_core.storage.disk import disk_errors
 from pf_core.storage.files import append_text, read_json, write_json, write_text
+from pf_core.storage.privacy import private
 from pf_core.training.optimizer import learning_rate
+from pf_core.training.parts.prepared import remove_prepared
 from pf_core.training.parts.task import PartsTask
 from pf_core.training.ranks import Rank, gather_counts, join_ranks, sum_over_ranks
-from pf_core.training.run_folder import HISTORY, RESULT, TrainingResult
+from pf_core.training.run_folder import HISTORY, PREPARED, RESULT, TrainingResult
 from pf_core.training.towers_task import TowersTask
 from pf_core.training.training_set import TrainingSet, open_training_set
 
@@ -63,6 +66,11 @@ class Task(Protocol):
         """Whether random numbers of torch are drawn in a step: they are seeded by it."""
         ...
 
+    @property
+    def no_pairs(self) -> tuple[str, str]:
+        """Return why there may be nothing to learn from, and the remedy."""
+        ...
+
     def batches(self, first_step: int, num_workers: int) -> Iterator[Any]:
         """Return this rank's batches of the steps from `first_step` on."""
         ...
@@ -93,18 +101,25 @@ class Task(Protocol):
 
 
 def train(
-    config: TrainConfig, *, training_set: Path, run_dir: Path, num_workers: int, observer: Observer
+    config: TrainConfig,
+    *,
+    training_set: Path,
+    run_dir: Path,
+    num_workers: int,
+    observer: Observer,
+    prepared: Path | None = None,
 ) -> TrainingResult:
     """Train, or continue the run in `run_dir`; return its result, which is also written there.
 
     `run_dir` gets `history.jsonl` (a line for each measurement), `checkpoints/`, and at the end `model/` and
-    `result.json`. A run that has a result is not repeated.
+    `result.json`. A run that has a result is not repeated. `prepared` is a folder that several runs of the same model
+    of parts share, and that stays; without it, a run has its own, and removes it when the model is saved.
     """
     if (run_dir / RESULT).is_file():
         result: TrainingResult = read_json(run_dir / RESULT)
         return result
-    with join_ranks() as rank:
-        return _Run(config, open_training_set(training_set), run_dir, rank, observer).finish(num_workers)
+    with disk_errors(run_dir, "the training"), private(run_dir), join_ranks() as rank:
+        return _Run(config, open_training_set(training_set), run_dir, rank, observer, prepared).finish(num_workers)
 
 
 @dataclass
@@ -123,12 +138,21 @@ class _Interval:
 class _Run:
     """One rank's part of a training run."""
 
-    def __init__(self, config: TrainConfig, data: TrainingSet, run_dir: Path, rank: Rank, observer: Observer) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        data: TrainingSet,
+        run_dir: Path,
+        rank: Rank,
+        observer: Observer,
+        prepared: Path | None,
+    ) -> None:
         self.config, self.data, self.run_dir, self.rank, self.observer = config, data, run_dir, rank, observer
+        self.keeps_prepared = prepared is not None
         self.task: Task = (
             TowersTask(config, data, rank)
             if config.parts is None
-            else PartsTask(config, data, rank, folder=run_dir / "prepared", progress=self._say)
+            else PartsTask(config, data, rank, folder=prepared or run_dir / PREPARED, progress=self._say)
         )
         self.module, self.optimizer = self.task.module, self.task.optimizer
         self.first_loss: float | None = None
@@ -212,11 +236,8 @@ class _Run:
         world_size = self.rank.world_size
         loss = total[0] / (interval.steps * world_size)
         if total[3] == 0:
-            raise PipelineError(
-                f"not a single pair in the {interval.steps} steps up to {step}: no user has a positive action that the "
-                "objective can predict",
-                "check source.positive in the site file and sampling.positive_types in training.changes",
-            )
+            reason, remedy = self.task.no_pairs
+            raise PipelineError(f"not a single pair in the {interval.steps} steps up to {step}: {reason}", remedy)
         if self.first_loss is None:
             self.first_loss = loss
         if (
@@ -303,6 +324,8 @@ class _Run:
             result["metrics"] |= saved
             if "chosen_steps" in saved:
                 result["chosen_steps"] = int(saved["chosen_steps"])
+            if not self.keeps_prepared:
+                remove_prepared(self.run_dir / PREPARED)
             write_json(self.run_dir / RESULT, result)
         return result
 

@@ -1,21 +1,12 @@
-"""training_set: the cut. Everything that training may see, packed so that a user's timeline is a slice (section 3.5).
+"""A training set: everything that training may see, packed so that a user's timeline is a slice (section 3.5).
 
 Examples are sampled on the fly, so the set holds whole timelines, as flat arrays with offsets, and the pins' features.
-All arrays are memory-mapped: processes share them, and the corpus needs no RAM.
-
-The set is a function of user_timelines[cut_ds], pin_features[cut_ds], the deletion list and the site file; nothing in
-it is later than the cut. Users are held out by hash: they evaluate a model and never train it. Their words do not enter
-the vocabularies. The fingerprint depends only on the content: the same data has the same fingerprint.
+All arrays are memory-mapped: processes share them, and the corpus needs no RAM. `build_set.py` writes it.
 
 All pins of pin_features are kept, with a content vector or without (`has_feature`). A model that reads content vectors
-reads zeros for a pin without one, and never predicts, draws or ranks such a pin.
-
-Publishing a set removes the previous one. A job that has the previous set open continues to read it (Linux keeps the
-files that a process has mapped), but it cannot be opened again.
+reads zeros for a pin without one, and never predicts, draws or ranks such a pin. `uses` counts the pins on each day.
 """
 
-import hashlib
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,22 +16,21 @@ import numpy as np
 
 from pf_core.config.site import Site
 from pf_core.config.training import TrainConfig
-from pf_core.days import ds_start_us, shift_ds
-from pf_core.engine.base import Engine
+from pf_core.days import DAY_US
 from pf_core.errors import PipelineError, materialize_command
-from pf_core.pins.features import pin_state
-from pf_core.pins.packed import write_pins
-from pf_core.progress import Progress
-from pf_core.storage.builds import MANIFEST, building, publish_build
+from pf_core.layouts import refuse_other_layout
+from pf_core.storage.builds import MANIFEST
 from pf_core.storage.cache import fetched
-from pf_core.storage.files import is_remote, read_json, remove_tree, upload, write_json
-from pf_core.storage.locks import exclusive
+from pf_core.storage.files import read_json
 from pf_core.timelines.arrays import Timelines
-from pf_core.timelines.build import timeline_state
-from pf_core.training.cut import EvaluationDays, choose_cut
-from pf_core.training.packing import SplitCounts, Vocabularies, join_buckets, pack_buckets
+from pf_core.training.cut import EvaluationDays
+from pf_core.training.packing import SplitCounts, Vocabularies
+from pf_core.training.parts.counts import UseLog
 
 DESCRIPTION = "training_set.json"
+
+USES = "uses"
+"""Folder of the user-days of pins."""
 
 ARRAYS = ("offsets", "pin", "ts", "action_type", "surface", "duration", "is_positive")
 
@@ -74,6 +64,8 @@ class TrainingSetCounts(TypedDict):
 class TrainingSetManifest(TypedDict):
     """training_set.json, and the manifest of the asset training_set."""
 
+    layout: NotRequired[int]
+    """Not in manifests of earlier versions."""
     cut_ds: str
     """Last day of the training period."""
     evaluation_days: NotRequired[EvaluationDays]
@@ -138,6 +130,17 @@ class TrainingSet:
             return self.candidates
         return np.asarray(self.candidates[self.has_feature[self.candidates]])
 
+    @cached_property
+    def uses(self) -> UseLog:
+        """User-days of the pins, which count how often a pin was used before a day."""
+        if not (self.path / USES).is_dir():
+            raise PipelineError(
+                f"{self.path} was built by an older version, without the counts of pins",
+                f"rebuild it with: {materialize_command('training_set')}",
+            )
+        origin_day = self.manifest["time_origin_us"] // DAY_US
+        return UseLog.open(self.path / USES, num_pins=self.num_pins, origin_day=origin_day)
+
     def sample_candidates(self, size: int, rng: np.random.Generator, *, only_with_feature: bool = False) -> np.ndarray:
         """Return the rows of `size` distinct candidates, ascending; all candidates if there are no more."""
         candidates = self.content_candidates if only_with_feature else self.candidates
@@ -145,23 +148,24 @@ class TrainingSet:
 
     def interests(self) -> np.ndarray:
         """Return the code of each pin row's interest."""
-        path = self.path / "pins" / "interest.npy"
-        if not path.exists():
-            raise PipelineError(
-                f"{self.path} was built by an older version, without interests",
-                f"rebuild it with: {materialize_command('training_set')}",
-            )
-        return np.asarray(np.load(path, mmap_mode="r"))
+        return np.asarray(np.load(self.path / "pins" / "interest.npy", mmap_mode="r"))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open_training_set, (self.path,)
 
 
 def refuse_without_content(manifest: TrainingSetManifest, config: TrainConfig, preset: str) -> None:
-    """Refuse to train the towers, which read content vectors, on a set without any."""
-    if config.parts is None and manifest["feature_dim"] == 0:
+    """Refuse to train a model that reads nothing but content vectors, as the towers do, on a set without any."""
+    if manifest["feature_dim"] > 0:
+        return
+    if config.parts is None:
         raise PipelineError(
             f"preset {preset} reads content vectors, and the site has none", "set training.preset to auto"
+        )
+    if not (config.parts.factor_dim or config.parts.trend_dim):
+        raise PipelineError(
+            "training.changes leave the content part alone on, and the site has no content vectors",
+            "delete parts.trend_dim or parts.factor_dim from training.changes in the site file",
         )
 
 
@@ -181,11 +185,6 @@ def open_training_set(path: Path) -> TrainingSet:
             f"build one with: {materialize_command('training_set')}",
         )
     path = fetched(path)
-    if not (path / "pins" / "has_feature.npy").is_file():
-        raise PipelineError(
-            f"{path} was built by an older version, without the pins that have no content vector",
-            f"rebuild it with: {materialize_command('training_set')}",
-        )
     manifest = read_training_set_manifest(path)
     return TrainingSet(
         path=path,
@@ -203,8 +202,10 @@ def open_training_set(path: Path) -> TrainingSet:
 
 
 def read_training_set_manifest(path: Path) -> TrainingSetManifest:
-    """Read the manifest of the training set in a build folder."""
+    """Read the manifest of the training set in a build folder; one of another layout is a PipelineError."""
     manifest: TrainingSetManifest = read_json(path / DESCRIPTION)
+    command = materialize_command("training_set")
+    refuse_other_layout("training_set", manifest, what=f"the training set in {path}", command=command)
     return manifest
 
 
@@ -224,138 +225,3 @@ def latest_training_set(site: Site) -> Path:
 def training_sets_dir(site: Site) -> Path:
     """Folder of the asset training_set."""
     return site.directory / "training_set"
-
-
-def build_training_set(site: Site, *, cut_ds: str | None, engine: Engine, progress: Progress) -> TrainingSetManifest:
-    """Build and publish the set that ends with `cut_ds`, by default with `cut_of`; return its manifest."""
-    cut_ds, evaluation_days = choose_cut(site, cut_ds)
-    if cut_ds < site.start_ds:
-        raise PipelineError(f"the cut {cut_ds} is before the site's start {site.start_ds}", "choose a later cut_ds")
-    progress(
-        f"training_set: training ends with {cut_ds}, {_days(evaluation_days['num_days'])} before the newest timelines "
-        f"({evaluation_days['reason']}): the days after it evaluate the model"
-    )
-    return publish_training_set(
-        site, training_sets_dir(site), cut_ds, evaluation_days=evaluation_days, engine=engine, progress=progress
-    )
-
-
-def publish_training_set(
-    site: Site, folder: Path, cut_ds: str, *, evaluation_days: EvaluationDays, engine: Engine, progress: Progress
-) -> TrainingSetManifest:
-    """Build the set that ends with `cut_ds` below `folder`, and publish it there; return its manifest."""
-    with exclusive(folder, "training_set"):
-        with building(folder) as build:
-            manifest = _fill(build, site, cut_ds, engine, progress)
-            manifest["evaluation_days"] = evaluation_days
-            write_json(build / DESCRIPTION, manifest)
-            publish_build(build, manifest)
-    train, held_out = manifest["counts"]["train"], manifest["counts"]["held_out"]
-    progress(
-        f"training_set {manifest['fingerprint']}, cut {cut_ds}: {train['users']:,} training users with "
-        f"{train['actions']:,} actions, {train['positives']:,} of them positive; {held_out['users']:,} users held out"
-    )
-    return manifest
-
-
-def _days(num_days: int) -> str:
-    return "1 day" if num_days == 1 else f"{num_days} days"
-
-
-def _fill(build: Path, site: Site, cut_ds: str, engine: Engine, progress: Progress) -> TrainingSetManifest:
-    """Write the files of a build; return its manifest.
-
-    Files that grow by appending are written on this machine, and uploaded if the build is in an object store.
-    """
-    timelines, pins = timeline_state(site).require(cut_ds), pin_state(site).require(cut_ds)
-    target = site.workspace / "training_set" / build.name if is_remote(build) else build
-    num_pins = write_pins(site, pins, target / "pins")
-    if is_remote(build):
-        upload(target / "pins" / "pin_id.arrow", build / "pins" / "pin_id.arrow")  # for the workers
-    if num_pins["candidates"] == 0:
-        raise PipelineError(
-            f"none of the {num_pins['pins']:,} pins of pin_features {cut_ds} is a candidate",
-            f"fix source.pins.is_candidate in the site file, then: {materialize_command('pin_features', cut_ds)}",
-        )
-    progress(f"training_set: {num_pins['pins']:,} pins, {num_pins['candidates']:,} of them candidates")
-    packed = pack_buckets(build, site, cut_ds, engine=engine, progress=progress)
-    vocabularies = packed["vocabularies"]
-    if timeline_state(site).require(cut_ds) != timelines:
-        raise PipelineError(
-            f"user_timelines {cut_ds} was rebuilt while it was read",
-            f"run again: {materialize_command('training_set')}",
-        )
-    joined = join_buckets(build, target, site, num_pins=num_pins["pins"], vocabularies=vocabularies)
-    remove_tree(build / "parts")
-    counts: TrainingSetCounts = {
-        "train": joined["train"],
-        "held_out": joined["held_out"],
-        "dropped": {
-            "no_feature": packed["no_feature"],
-            "unknown_action_type": joined["unknown_action_type"],
-            "unknown_surface": joined["unknown_surface"],
-        },
-        "held_out_no_feature": packed["held_out_no_feature"],
-        "users_left_out": packed["users"] - joined["train"]["users"] - joined["held_out"]["users"],
-        "users_forgotten": packed["users_forgotten"],
-        "pins": num_pins["pins"],
-        "candidates": num_pins["candidates"],
-        "with_feature": num_pins["with_feature"],
-    }
-    _refuse_if_useless(site, cut_ds, counts, vocabularies)
-    assert joined["first_us"] is not None, "there are users to train on, and each has an action"
-    cut_us, files = ds_start_us(shift_ds(cut_ds, 1)), _digests(target)
-    if is_remote(build):
-        upload(target, build)
-        remove_tree(target)
-    content = json.dumps([files, vocabularies, cut_us], sort_keys=True)
-    return {
-        "cut_ds": cut_ds,
-        "cut_us": cut_us,
-        "time_origin_us": joined["first_us"],
-        "counts": counts,
-        "feature_dim": pins["dim"],
-        "vocabularies": vocabularies,
-        "held_out_share": site.training.held_out_share,
-        "inputs": {
-            "site": site.fingerprint(),
-            "positive": site.source.positive.model_dump(mode="json"),
-            "user_timelines": {
-                "versions": timelines["versions"],
-                "raw_digests": timelines["raw_digests"],
-                "settings": timelines["settings"],
-            },
-            "pin_features": {"version": pins["versions"][0]},
-        },
-        "files": files,
-        "fingerprint": hashlib.sha256(content.encode()).hexdigest()[:16],
-        "build": build.name,
-    }
-
-
-def _refuse_if_useless(site: Site, cut_ds: str, counts: TrainingSetCounts, vocabularies: Vocabularies) -> None:
-    """Refuse a set that has no user or no positive action to train on."""
-    train = counts["train"]
-    if train["users"] == 0:
-        raise PipelineError(
-            f"no user is left to train on as of {cut_ds}: {counts['held_out']['users']:,} are held out, and "
-            f"{counts['users_left_out']:,} have no usable action ({counts['dropped']['no_feature']:,} actions are on "
-            "pins that pin_features does not have)",
-            "lower training.held_out_share in the site file, or rebuild the pins: "
-            + materialize_command("pin_features", cut_ds),
-        )
-    if train["positives"] == 0:
-        raise PipelineError(
-            f"none of the {train['actions']:,} actions to train on is positive: source.positive in the site file is "
-            f"{site.source.positive.model_dump(mode='json')}, the actions have {vocabularies}",
-            f"fix source.positive, then: {materialize_command('training_set')}",
-        )
-
-
-def _digests(build: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file below a folder, by its relative path."""
-    digests = {}
-    for path in sorted(path for path in build.rglob("*") if path.is_file()):
-        with path.open("rb") as file:
-            digests[path.relative_to(build).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
-    return digests

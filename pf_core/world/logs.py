@@ -15,6 +15,8 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -161,7 +163,16 @@ _world: World | None = None
 
 def _open_world(config: WorldConfig) -> None:
     global _world
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _world = World(config)
+
+
+def _end_with_parent() -> None:
+    """End this worker when the process that started it has ended, also if that was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _make_days_in_worker(out: Path, file_format: FileFormat, days: list[str]) -> list[tuple[str, int]]:

@@ -15,8 +15,9 @@ from pf_core.benchmark.baselines import BASELINES
 from pf_core.benchmark.files import read_lists, read_written_log, write_lists, write_log
 from pf_core.benchmark.log import LIST_LENGTH, BenchmarkLog, RankedLists
 from pf_core.benchmark.looks import append_look, read_looks
+from pf_core.benchmark.markdown import COLUMNS, to_markdown
 from pf_core.benchmark.scoring import ListScores, compare, score, summarize
-from pf_core.benchmark.table import COLUMNS, Contender, Run, make_table, to_markdown
+from pf_core.benchmark.table import Contender, Run, make_table
 from pf_core.errors import PipelineError
 from tests.support.benchmark_logs import make_log, random_log
 

@@ -25,7 +25,6 @@ from pf_core.benchmark.budget import (
     SAFETY,
     fit_to_budget,
     seconds_per_step,
-    take_prepared,
     with_steps,
 )
 from pf_core.benchmark.log import LIST_LENGTH, BenchmarkLog, RankedLists
@@ -380,17 +379,17 @@ def test_what_a_measurement_prepares_is_prepared_once(tmp_path: Path, monkeypatc
     monkeypatch.setattr(prepared, "fit_factors", fit)
     run_ours(tmp_path, shop_actions(), **without_vectors(tmp_path))
     assert len(fitted) == len(set(fitted)) > 1
-    assert not (tmp_path / "model" / "measured").exists()
-    (run_dir,) = (tmp_path / "model").iterdir()
-    assert (run_dir / "prepared" / "prepared.json").is_file()
+    (run_dir,) = (tmp_path / "model").iterdir()  # neither what was measured nor what was prepared is left
+    assert (run_dir / "model" / "model.json").is_file()
+    assert not (run_dir / "prepared").exists()
 
 
 def test_the_time_of_a_step_has_its_share_of_an_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 104.0])
 
-    def fake_train(config: TrainConfig, *, observer: Any, run_dir: Path, **options: Any) -> None:
-        (run_dir / "prepared").mkdir(parents=True, exist_ok=True)
-        (run_dir / "model").mkdir()
+    def fake_train(config: TrainConfig, *, observer: Any, run_dir: Path, prepared: Path, **options: Any) -> None:
+        prepared.mkdir()
+        (run_dir / "model").mkdir(parents=True)
         (run_dir / "history.jsonl").touch()
         for step in range(1, 1 + MEASURED_STEPS + 1):
             observer.measure(step, {"loss": 1.0})
@@ -399,12 +398,10 @@ def test_the_time_of_a_step_has_its_share_of_an_evaluation(tmp_path: Path, monke
     monkeypatch.setattr(budget, "train", fake_train)
     monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=lambda: next(now)))
     data = SimpleNamespace(path=tmp_path)
-    seconds = seconds_per_step(auto(), data, tmp_path / "measured", 0)  # type: ignore[arg-type]
+    prepared = tmp_path / "prepared"
+    seconds = seconds_per_step(auto(), data, tmp_path / "measured", 0, prepared=prepared)  # type: ignore[arg-type]
     assert seconds == pytest.approx(10 + 24 / 25)
-    assert [path.name for path in (tmp_path / "measured").iterdir()] == ["prepared"]
-    take_prepared(tmp_path / "measured", tmp_path / "run")
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["prepared"]
-    assert not (tmp_path / "measured").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["prepared"]
 
 
 def test_what_a_training_takes_beyond_its_steps_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:

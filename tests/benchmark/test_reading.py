@@ -16,7 +16,7 @@ from pf_core.benchmark.log import Actions, BenchmarkLog, hashed_uniform, tuning_
 from pf_core.benchmark.reading import SAMPLE_KEY, read_log
 from pf_core.config.site import Site
 from pf_core.config.source import PinsSource
-from pf_core.config.training import TrainingConfig
+from pf_core.config.training_section import TrainingConfig
 from pf_core.days import ds_range, parse_ds, shift_ds
 from pf_core.errors import PipelineError
 from pf_core.hashing import is_held_out

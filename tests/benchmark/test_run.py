@@ -123,7 +123,7 @@ def test_a_log_without_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(run, "our_lists", our_lists)
     result = bench(write_shop(tmp_path, **without_vectors(tmp_path)), tmp_path)
     rows = rows_of(result)
-    assert "| PinnerFormer, preset paper | no result: preset paper reads content vectors, and the log has none |" in (
+    assert "| PinnerFormer, preset paper | no result: preset paper reads content vectors, and the site has none |" in (
         result.markdown
     )
     for name in MEANS:
@@ -144,7 +144,7 @@ def test_towers_on_a_log_without_vectors_are_a_row_that_says_so(tmp_path: Path) 
     changes = without_vectors(tmp_path, preset="tiny", changes={})
     rows = rows_of(bench(write_shop(tmp_path, **changes), tmp_path))
     for name in (OURS, VECTOR):
-        assert rows[name]["failure"] == "preset tiny reads content vectors, and the log has none"
+        assert rows[name]["failure"] == "preset tiny reads content vectors, and the site has none"
 
 
 def test_a_log_without_repeats(tmp_path: Path) -> None:

@@ -145,7 +145,9 @@ def test_the_first_model(first: str, candidate: float, promotes: bool) -> None:
     assert decision.reason.startswith("there is no champion yet")
     assert f"all positives: recall@10 {candidate:.4f} against 0.2500 of own_frequency" in decision.reason
     assert "discovery: recall@10 0.5000 against 0.2500" in decision.reason
-    assert ("only_if_better" in decision.reason) == (first == "only_if_better")
+    assert f"there is no champion yet and serving.promotion.first is {first}" in decision.reason
+    is_said = "although a baseline is better in all positives; " in decision.reason
+    assert is_said == (promotes and candidate < 0.25)
 
 
 def test_the_best_baseline_of_each_question_is_compared_by_user() -> None:

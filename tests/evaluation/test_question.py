@@ -12,7 +12,7 @@ import pytest
 from pf_core.config.serving import Frequency, PromotionConfig
 from pf_core.config.site import Site
 from pf_core.config.source import PinsSource
-from pf_core.config.training import TrainingConfig
+from pf_core.config.training_section import TrainingConfig
 from pf_core.days import ds_range, shift_ds
 from pf_core.errors import PipelineError
 from pf_core.evaluation import queries as frequencies
@@ -24,7 +24,8 @@ from pf_core.evaluation.question import open_question
 from pf_core.evaluation.vector_coverage import vector_coverage
 from pf_core.hashing import is_held_out
 from pf_core.pins.features import build_pin_features
-from pf_core.training.training_set import TrainingSet, build_training_set, latest_training_set, open_training_set
+from pf_core.training.build_set import build_training_set
+from pf_core.training.training_set import TrainingSet, latest_training_set, open_training_set
 from tests.support.judging import CUT, LAST, NUM_PINS, make_judged_site
 from tests.support.planted import write_planted_set
 from tests.support.questions import draw_question
@@ -46,6 +47,39 @@ def write_pins(site: SmallSite, ds: str, pins: dict[str, list[float]]) -> None:
 
 
 # A site's question
+
+
+def test_a_question_is_asked_of_one_version_of_the_log(
+    monkeypatch: pytest.MonkeyPatch, small_site: Callable[..., SmallSite]
+) -> None:
+    """The log is read twice, for the users with positives and for their actions; meanwhile a day is ingested again."""
+    site = small_site()
+    site.site = site.site.model_copy(update={"training": TrainingConfig(held_out_share=0.5, evaluation_days=1)})
+    users = pa.array(range(100))
+    judge, other, *_ = users.filter(pa.array(is_held_out(users, 0.5))).to_pylist()
+    taught, *_ = users.filter(pa.array(~is_held_out(users, 0.5))).to_pylist()
+    write_pins(site, START, {"a": [1, 0], "b": [0, 1]})
+    write_pins(site, SECOND_DAY, {})
+    site.write_log(START, [(user, "a", 1, "look") for user in (judge, other, taught)])
+    site.write_log(SECOND_DAY, [(judge, "b", DAY_S, "look")])
+    site.ingest([START, SECOND_DAY])
+    list(build_pin_features(site.site, [START, SECOND_DAY], engine=site.engine, progress=silent))
+    site.build([START, SECOND_DAY])
+    build_training_set(site.site, cut_ds=None, engine=site.engine, progress=silent)
+    data = open_training_set(latest_training_set(site.site))
+    read_later = evaluation._read_later
+
+    def meddle(*arguments: object) -> object:
+        found = read_later(*arguments)
+        site.write_log(SECOND_DAY, [(other, "b", DAY_S, "look")])
+        site.ingest([SECOND_DAY])
+        return found
+
+    monkeypatch.setattr(evaluation, "_read_later", meddle)
+    with pytest.raises(PipelineError, match="was ingested again while the evaluation's question was made from it; "):
+        open_question(site.site, data, progress=silent)
+    monkeypatch.undo()
+    assert open_question(site.site, data, progress=silent).user_ids.to_pylist() == [other]
 
 
 def test_the_question_is_what_held_out_users_liked_after_the_cut(small_site: Callable[..., SmallSite]) -> None:

@@ -23,6 +23,7 @@ from pf_core.evaluation.queries import ask
 from pf_core.evaluation.question import Question, Unaskable
 from pf_core.evaluation.scores import NUMBERS, UserScores, read_scores
 from pf_core.evaluation.summary import summarize
+from pf_core.layouts import marked
 from pf_core.training.training_set import TrainingSet, open_training_set
 from tests.support.planted import DAY_US, START_US
 from tests.support.questions import Action, draw_question
@@ -97,6 +98,7 @@ def write_set(folder: Path, train: list[list[Action]], *, interests: int = 4) ->
         "cut_ds": "2027-02-04",
         "cut_us": START_US + CUT_DAYS * DAY_US,
         "vocabularies": {"action_type": words, "surface": ["homefeed"]},
+        **marked("training_set"),
         "fingerprint": "five",
     }
     (folder / "training_set.json").write_text(json.dumps(manifest))

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from pf_core.config.site import load_site
-from pf_core.config.training import Preset, TrainingConfig, demo
+from pf_core.config.training import demo
+from pf_core.config.training_section import Preset, TrainingConfig
 from pf_core.errors import PipelineError
 from pf_core.experiments.bootstrap import Interval, apply_rule
 from pf_core.experiments.claims import Claim, Results, read_explanations

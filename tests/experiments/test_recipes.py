@@ -9,7 +9,8 @@ import torch
 
 from pf_core.config.serving import Frequency
 from pf_core.config.site import Site, load_site
-from pf_core.config.training import TrainConfig, TrainingConfig, demo
+from pf_core.config.training import TrainConfig, demo
+from pf_core.config.training_section import TrainingConfig
 from pf_core.evaluation.protocol import score_baseline, score_model
 from pf_core.evaluation.question import Question, open_question
 from pf_core.evaluation.scores import Scores, read_scores

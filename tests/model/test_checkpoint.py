@@ -7,6 +7,7 @@ from torch import nn
 
 from pf_core.config.training import LossConfig, tiny
 from pf_core.errors import PipelineError
+from pf_core.layouts import marked
 from pf_core.model.checkpoint import load_model, load_newest, save_checkpoint, save_model
 from pf_core.model.sequences import Sequences
 from pf_core.model.towers import PinnerFormer
@@ -148,7 +149,8 @@ def test_a_model_comes_back_bit_equal(tmp_path: Path) -> None:
     save_model(tmp_path / "model", model, DESCRIPTION)
     again, description = load_model(tmp_path / "model")
     assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.safetensors", "model.json"}
-    assert description == {**DESCRIPTION, **FAMILY, "model": model.config.model_dump(mode="json")}
+    own = {**FAMILY, "model": model.config.model_dump(mode="json"), **marked("model")}
+    assert description == {**DESCRIPTION, **own}
     assert not again.training
     assert again.config == model.config
     actions = some_actions()

@@ -27,12 +27,17 @@ CUT_US = START_US + NUM_DAYS * DAY_US
 @pytest.fixture
 def make_set(tmp_path: Path) -> MakeSet:
     def make(
-        *, users: int = 1000, pins: int = 1000, days: int = NUM_DAYS, feature_dim: int = FEATURE_DIM
+        *,
+        users: int = 1000,
+        positives: int = 4000,
+        pins: int = 1000,
+        days: int = NUM_DAYS,
+        feature_dim: int = FEATURE_DIM,
     ) -> TrainingSet:
         """The planted set with other counts in its manifest."""
         path = write_planted_set(tmp_path / "set")
         manifest = json.loads((path / "training_set.json").read_text())
-        manifest["counts"] = {"train": {"users": users, "actions": 9000, "positives": 4000}, "pins": pins}
+        manifest["counts"] = {"train": {"users": users, "actions": 2 * positives, "positives": positives}, "pins": pins}
         manifest |= {"feature_dim": feature_dim, "time_origin_us": CUT_US - days * DAY_US + 1}
         (path / "training_set.json").write_text(json.dumps(manifest))
         return open_training_set(path)
@@ -115,7 +120,22 @@ def test_the_window_is_a_third_of_a_short_log(make_set: MakeSet, days: int, wind
 def test_factors_have_at_most_a_quarter_of_the_users_and_pins(
     make_set: MakeSet, users: int, pins: int, dim: int
 ) -> None:
-    parts = resolve_auto(make_set(users=users, pins=pins), {})[0].parts
+    parts = resolve_auto(make_set(users=users, positives=100 * users, pins=pins), {})[0].parts
+    assert parts is not None
+    assert parts.factor_dim == dim
+
+
+@pytest.mark.parametrize(
+    ("positives", "feature_dim", "dim"),
+    [(0, 0, 32), (2, 0, 32), (2.1, 0, 64), (8, 0, 128), (16, 0, 256), (900, 0, 256), (900, 16, 64), (2, 16, 32)],
+)
+def test_factors_are_longer_where_users_have_more_positives(
+    make_set: MakeSet, positives: float, feature_dim: int, dim: int
+) -> None:
+    """16 dimensions for each positive of a user, up to 256; up to 64 beside content vectors."""
+    users = 10_000
+    data = make_set(users=users, positives=round(users * positives), pins=10**6, feature_dim=feature_dim)
+    parts = resolve_auto(data, {})[0].parts
     assert parts is not None
     assert parts.factor_dim == dim
 
@@ -125,6 +145,7 @@ def test_content_is_on_where_pins_have_vectors(make_set: MakeSet, feature_dim: i
     parts = resolve_auto(make_set(feature_dim=feature_dim), {})[0].parts
     assert parts is not None
     assert parts.content == (feature_dim > 0)
+    assert parts.heads == (4 if feature_dim else 2)
 
 
 def test_the_rest_is_the_same_on_all_logs(make_set: MakeSet) -> None:

@@ -11,6 +11,7 @@ import torch
 from pf_core.config.training import TrainConfig, choose
 from pf_core.days import DAY_US
 from pf_core.errors import PipelineError
+from pf_core.layouts import marked
 from pf_core.model.sequences import collate_sequences
 from pf_core.training.batches import Batch, BatchPlan, TrainingBatches, open_batches
 from pf_core.training.training_set import open_training_set
@@ -53,6 +54,7 @@ def make_set(tmp_path: Path) -> MakeSet:
                 np.save(path / folder / f"{name}.npy", array)
         manifest = {
             "vocabularies": {"action_type": TYPES, "surface": ["homefeed", "search"]},
+            **marked("training_set"),
             "fingerprint": "made-up",
             "time_origin_us": START_US,
             "cut_us": START_US + 365 * DAY_US,

@@ -105,6 +105,8 @@ def test_everything_that_trains_decides_a_model() -> None:
     assert {path for path in apart if not path.startswith(("storage/", "metrics/"))} <= {
         "errors.py",
         "days.py",
+        "layouts.py",  # data of another layout is refused
+        "parent_process.py",  # when a process ends
         "printable.py",
         "progress.py",
         "config/base.py",
@@ -119,9 +121,11 @@ def test_everything_that_judges_decides_a_judgement() -> None:
     assert {path for path in apart if not path.startswith("storage/")} <= {
         "errors.py",
         "days.py",
+        "layouts.py",  # data of another layout is refused
         "printable.py",
         "progress.py",
         "config/base.py",
+        "config/cron.py",  # whether a schedule can be read
         "config/serving.py",
         "pins/lookup.py",  # finds an id or not: there is nothing to decide
         "schemas.py",

@@ -1,6 +1,7 @@
 """The cut: training sees the timelines and pins of the cut's day, and nothing else."""
 
 import hashlib
+import json
 import pickle
 import tempfile
 from collections.abc import Callable, Sequence
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 
 from pf_core.config.serving import StoreConfig
 from pf_core.config.source import PinsSource, Positive
-from pf_core.config.training import TrainingConfig, choose
+from pf_core.config.training import choose
+from pf_core.config.training_section import TrainingConfig
 from pf_core.days import ds_range, ds_start_us, shift_ds
 from pf_core.engine.daily_state import create_bucket
 from pf_core.engine.local import LocalEngine
@@ -28,13 +30,13 @@ from pf_core.storage.arrays import read_arrow
 from pf_core.storage.locks import exclusive
 from pf_core.timelines.arrays import Timelines
 from pf_core.training.batches import TrainingBatches
+from pf_core.training.build_set import build_training_set
 from pf_core.training.cut import cut_of, evaluation_days_of
 from pf_core.training.packing import WITHOUT_VECTOR
 from pf_core.training.plan import plan_model
 from pf_core.training.training_set import (
     TrainingSet,
     TrainingSetManifest,
-    build_training_set,
     latest_training_set,
     open_training_set,
     read_training_set_manifest,
@@ -331,7 +333,7 @@ def worlds(draw: st.DrawFn) -> list[tuple[list[Action], list[Pin]]]:
             actions += [Action(user, "p", 2.0, "save") for user in range(13)]
         pins = {pin.pin: pin for pin in draw(st.lists(pin, max_size=2))}
         if number == 0:
-            pins |= {"p": Pin("p", (1.0, 1.0)), "always": Pin("always", (0.0, 0.0))}
+            pins |= {"p": Pin("p", (1.0, 1.0)), "always": Pin("always", (1.0, 0.0))}
         days.append((actions, list(pins.values())))
     return days
 
@@ -565,6 +567,23 @@ def test_timelines_that_change_meanwhile(small_site: MakeSite) -> None:
         build_training_set(site.site, cut_ds=START, engine=site.engine, progress=rebuild_timelines)
 
 
+def test_a_log_that_is_ingested_again_meanwhile(small_site: MakeSite) -> None:
+    """The user-days of the pins come from raw_actions, not from the timelines; here, those of an earlier run."""
+    site = simple(small_site)
+    _, data = build(site, START)
+
+    def ingest_again(message: str) -> None:
+        if "user-days" in message:
+            write_day(site, START, [Action(user, "a", user) for user in range(10)], [Pin("a", (1.0, 0.0))])
+            site.ingest([START])
+
+    with pytest.raises(
+        PipelineError, match="raw_actions 2026-01-01 was ingested again while training_set was made from it"
+    ):
+        build_training_set(site.site, cut_ds=START, engine=site.engine, progress=ingest_again)
+    assert latest_training_set(site.site) == data.path
+
+
 def test_one_run_at_a_time(small_site: MakeSite) -> None:
     site = simple(small_site)
     with exclusive(site.site.directory / "training_set", "training_set"):
@@ -586,6 +605,11 @@ def test_a_site_without_a_catalogue_and_without_vectors(small_site: MakeSite) ->
     complaint = "preset demo reads content vectors, and the site has none; set training.preset to auto"
     with pytest.raises(PipelineError, match=f"^{complaint}$"):
         plan_model(site.site, "demo", {})
+    content_alone = {"factor_dim": 0, "trend_dim": 0}
+    with pytest.raises(PipelineError, match="a vector would have no part"):
+        plan_model(site.site, "auto", {"parts": content_alone})
+    with pytest.raises(PipelineError, match=r"leave the content part alone on, .* delete parts\.trend_dim or"):
+        plan_model(site.site, "auto", {"parts": {**content_alone, "content": True}})
     with pytest.raises(PipelineError, match="no candidate has a content vector, which this model reads"):
         TrainingBatches(data.path, choose("tiny", {}), rank=0, world_size=1)
 
@@ -593,8 +617,10 @@ def test_a_site_without_a_catalogue_and_without_vectors(small_site: MakeSite) ->
 def test_a_set_of_the_older_layout_is_refused(small_site: MakeSite) -> None:
     site = simple(small_site)
     _, data = build(site, START)
-    (data.path / "pins" / "has_feature.npy").unlink()
-    with pytest.raises(PipelineError, match=r"was built by an older version.*--select training_set "):
+    manifest = json.loads((data.path / "training_set.json").read_text())
+    del manifest["layout"], manifest["counts"]["with_feature"]
+    (data.path / "training_set.json").write_text(json.dumps(manifest))
+    with pytest.raises(PipelineError, match=r"was stored in layout 1, .* reads layout 2; .*--select training_set "):
         open_training_set(data.path)
 
 

@@ -21,6 +21,7 @@ from pf_core.benchmark.peers.tuning import PEERS, Budget, Peer, Settings
 from pf_core.benchmark.scoring import score
 from pf_core.errors import PipelineError
 from pf_core.metrics.bootstrap import mean
+from pf_core.parent_process import tied
 from pf_core.progress import Progress, Throttle
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -214,7 +215,7 @@ class _Run:
         errors = self.folder / self.name / "errors.txt"
         with errors.open("w") as file:
             process = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+                tied(command), stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
             )
             try:
                 while process.poll() is None and time.monotonic() < ends_at:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pf_core.model.parts.inputs import OwnPins, PinInputs
-from pf_core.model.parts.memory import increments
+from pf_core.model.parts.memory import SERVED_SHIFT, increments
 from pf_core.model.parts.model import PartsModel
 from pf_core.model.parts.own_pins import OwnPinArrays, own_pins
 from pf_core.model.parts.sequence import NewestActions, newest_actions
@@ -190,7 +190,7 @@ def _embed_block(
     if known.model.memory is not None:
         logit_P = torch.zeros(len(filled.row_P))  # a block's shape: the end of an array is rounded by other code
         logit_P[: len(at)] = cosine * scale
-        increment = increments(users.strength_P.cpu(), logit_P)[: len(at)] / scale
+        increment = increments(users.strength_P.cpu() + SERVED_SHIFT, logit_P)[: len(at)] / scale
     kept = _best(row, (cosine + increment).numpy(), known.model.config.memory_size)
     return unit_BV.numpy(), (row[kept], own.pin_P[at][kept], increment.numpy()[kept])
 

@@ -4,7 +4,11 @@
 
 D is the number of the user's days on the pin, decayed by 120 days. The own pins form a distribution of their own, mixed
 with that of the vector: where r is large, own pins rank by r alone, and memory starts as the user's own frequency. What
-a record stores is the increment over the vector's logit, which is never negative: softplus(r_j - <u, p_j>).
+a record stores is the increment over the vector's logit, which is never negative: softplus(r_j + 1 - <u, p_j>).
+
+The 1 is added where records are made, not in the likelihood. Factors are fitted on the training users themselves, so
+that a vector is worth more to them than to anybody else, while a user's own counts are as good for all: memory that is
+trained beside such vectors is too weak for the users who are served.
 """
 
 import torch
@@ -17,6 +21,10 @@ from pf_core.model.parts.own_pins import LOG_DECAYED
 
 START_SHARE = -2.0
 """r of a pin that was used once, just now, at the start: as a log share, above that of any but a dominating pin."""
+
+
+SERVED_SHIFT = 1.0
+"""Added to the strength of memory where records are made."""
 
 
 class Memory(nn.Module):

@@ -8,7 +8,9 @@ its day.
 
 What is stored has unit norm. Pins are divided by a constant of the model, `pin_length`, and get one more coordinate,
 the slack sqrt(1 - |p|^2); a longer pin is clipped. Users are divided by their norm, and their slack is 0. The cosine
-then ranks pins as the logit does; an increment of the logit, divided by both lengths, is added to the cosine.
+then ranks pins as the logit does; an increment of the logit, divided by both lengths, is added to the cosine. A user of
+whom no part knows anything has a slack of -1 and nothing else, which ranks the longest pins first: those that the model
+knows best.
 """
 
 import math
@@ -161,9 +163,15 @@ class PartsModel(nn.Module):
         return torch.cat([scaled_MV, slack_M1], dim=1), is_clipped_M1[:, 0]
 
     def unit_users(self, vector_BV: Tensor) -> tuple[Tensor, Tensor]:
-        """Return unit vectors with slack 0, and the logit of a cosine of 1 for each user: both lengths multiplied."""
-        norm_B1 = vector_BV.norm(dim=1, keepdim=True).clamp(min=1e-12)
-        return torch.cat([vector_BV / norm_B1, torch.zeros_like(norm_B1)], dim=1), norm_B1[:, 0] * self.pin_length
+        """Return unit vectors, and the logit of a cosine of 1 for each user: both lengths multiplied.
+
+        The slack is 0; where the vector is zero, it is -1, and the length counts as 1.
+        """
+        norm_B1 = vector_BV.norm(dim=1, keepdim=True)
+        is_zero_B1 = norm_B1 < 1e-12
+        norm_B1 = norm_B1.masked_fill(is_zero_B1, 1.0)
+        slack_B1 = torch.zeros_like(norm_B1).masked_fill(is_zero_B1, -1.0)
+        return torch.cat([vector_BV / norm_B1, slack_B1], dim=1), norm_B1[:, 0] * self.pin_length
 
     @torch.no_grad()
     def start(self, log_share_M: Tensor, num_pins: int) -> None:

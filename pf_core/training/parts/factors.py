@@ -1,10 +1,11 @@
 """Factors of pins as of a point in time: what the days before it tell about which pins belong together.
 
-The factors of a fit are the unit rows of V sqrt(S) in the truncated SVD of log1p(days of the pair) / sqrt(n_i + 5),
-where a pair is a user and a pin, and n_i the number of users of pin i. Factors fitted on all days would contain the
-targets of the rows that they train on: a row reads the newest fit that ends before its day. Each fit is turned onto the
-one before it (orthogonal Procrustes), so that matrices learned on one fit apply to the next; products of factors do not
-change by that.
+The factors of a fit are the unit rows of V in the truncated SVD of log1p(days of the pair) / sqrt(n_i + 5), where a
+pair is a user and a pin, and n_i the number of users of pin i. All directions count alike: weighted by singular values,
+the few that everybody shares would hide what tells pins apart. Factors fitted on all days would contain the targets of
+the rows that they train on: a row reads the newest fit that ends before its day. Each fit is turned onto the one before
+it (orthogonal Procrustes), so that matrices learned on one fit apply to the next; products of factors do not change by
+that.
 
 Memory: the pairs of at most `max_pairs` pairs, by a sample of the users where there are more.
 """
@@ -25,6 +26,9 @@ NUM_ITERATIONS = 3
 USERS_AT_ONCE = 1 << 16
 
 ACTIONS_AT_ONCE = 1 << 22
+
+MIN_SINGULAR = 1e-4
+"""A direction with a smaller singular value, as a share of the largest, is a rounding error."""
 
 MIN_NORM = 1e-6
 """A shorter row of the SVD is noise: the pin has no factor."""
@@ -102,7 +106,7 @@ def _pairs_before(timelines: Timelines, day: int, num_pins: int, share: float) -
 
 
 def _decompose(pairs: _Pairs, num_users_N: np.ndarray, *, dim: int) -> np.ndarray:
-    """Return the unit rows of V sqrt(S), dim numbers each; missing dimensions are zeros."""
+    """Return the unit rows of V, dim numbers each; missing dimensions are zeros."""
     factor_ND = np.zeros((len(num_users_N), dim), np.float32)
     used, pin = np.unique(pairs.pin, return_inverse=True)
     seen, user = np.unique(pairs.user, return_inverse=True)
@@ -112,7 +116,7 @@ def _decompose(pairs: _Pairs, num_users_N: np.ndarray, *, dim: int) -> np.ndarra
     value = np.log1p(pairs.num_days) / np.sqrt(num_users_N[pairs.pin] + 5)
     matrix = csr_array((value, (user, pin)), shape=(len(seen), len(used)))
     _, singular, right_DN = randomized_svd(matrix, rank, n_iter=NUM_ITERATIONS, random_state=0)
-    rows = right_DN.T * np.sqrt(singular)
+    rows = right_DN.T * (singular > MIN_SINGULAR * singular[0])
     norm = np.linalg.norm(rows, axis=1, keepdims=True)
     factor_ND[used, :rank] = np.where(norm > MIN_NORM, rows / np.maximum(norm, MIN_NORM), 0)
     return factor_ND

@@ -1,7 +1,8 @@
-"""What training reads of pins before each day: the use log and the factors of a few points in time, on disk.
+"""What training reads of pins before each day: the training set's use log, and the factors of a few points in time.
 
-The first rank writes them to the run's folder once; all ranks and their sampling processes map the files. The last
-fit, at the end of training, serves. A later point in time never decides an earlier one.
+The first rank writes the factors to the run's folder once; all ranks and their sampling processes map the files. They
+are removed when the model is saved. The last fit, at the end of training, serves. A later point in time never decides
+an earlier one.
 """
 
 import functools
@@ -16,8 +17,8 @@ from pf_core.days import DAY_US
 from pf_core.model.parts.statistics import DayCounts, centered, raw_statistics, scale_of
 from pf_core.progress import Progress
 from pf_core.storage.cache import fetched
-from pf_core.storage.files import read_json, write_folder, write_json
-from pf_core.training.parts.counts import UseLog, write_use_log
+from pf_core.storage.files import read_json, remove_tree, write_folder, write_json
+from pf_core.training.parts.counts import UseLog
 from pf_core.training.parts.factors import Factors, fit_factors
 from pf_core.training.training_set import TrainingSet
 
@@ -108,12 +109,10 @@ def pins_of_day(counts: DayCounts, log_repeat_N: np.ndarray) -> PinsOfDay:
 
 
 def prepare(data: TrainingSet, config: PartsConfig, folder: Path, progress: Progress) -> None:
-    """Write the use log and the factors of all points in time, unless they are there."""
+    """Write the factors of all points in time, unless they are there."""
     if (folder / DESCRIPTION).exists():
         return
     days, num_pins = training_days(data, config), data.num_pins
-    first_day = data.manifest["time_origin_us"] // DAY_US
-    write_use_log(data.train, folder / "uses", num_pins=num_pins, first_day=first_day, end_day=days.end_day)
     onto: np.ndarray | None = None
     points = [*days.points_in_time(config.points_in_time), days.end_day]
     for number, day in enumerate(points):
@@ -130,26 +129,30 @@ def prepare(data: TrainingSet, config: PartsConfig, folder: Path, progress: Prog
         with write_folder(folder / f"factors-{number:02d}") as partial:
             for name, values in factors._asdict().items():
                 np.save(partial / f"{name}.npy", values)
-    uses = UseLog.open(fetched(folder / "uses"), num_pins=num_pins)
     scale_day = max(days.end_day - config.window_days, int(days.day[0]))
-    counts = uses.before(scale_day)
+    counts = data.uses.before(scale_day)
     last = _open_factors(folder, len(points) - 1)
     scale_F = scale_of(raw_statistics(counts, last.log_repeat_N), counts.is_known())
     write_json(folder / DESCRIPTION, {"points": [int(day) for day in points], "scale": scale_F.tolist()})
+
+
+def remove_prepared(folder: Path) -> None:
+    """Remove what `prepare` wrote. What is left after an interruption counts as nothing."""
+    (folder / DESCRIPTION).unlink(missing_ok=True)
+    remove_tree(folder)
 
 
 def open_prepared(data: TrainingSet, folder: Path) -> Prepared:
     """Open what `prepare` wrote."""
     folder = fetched(folder)
     description = read_json(folder / DESCRIPTION)
-    uses = UseLog.open(folder / "uses", num_pins=data.num_pins)
     scale_F = np.array(description["scale"], np.float32)
     points = []
     for number, day in enumerate(description["points"]):
         factors = _open_factors(folder, number)
-        statistics_NF = pins_of_day(uses.before(day), factors.log_repeat_N).statistics_NF
+        statistics_NF = pins_of_day(data.uses.before(day), factors.log_repeat_N).statistics_NF
         points.append(PointInTime(day=day, factors=factors, statistics_NF=statistics_NF))
-    return Prepared(uses=uses, points=points, scale_F=scale_F)
+    return Prepared(uses=data.uses, points=points, scale_F=scale_F)
 
 
 def _open_factors(folder: Path, number: int) -> Factors:

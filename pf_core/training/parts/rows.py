@@ -45,6 +45,9 @@ MIN_ROWS = 4
 
 VALIDATION_SALT = 0x5B117
 
+COUNTED_USERS = 10_000
+"""Number of training users that show whether enough validate, and enough train."""
+
 
 class Pool(NamedTuple):
     """The pins of a day's softmax."""
@@ -113,10 +116,16 @@ class RowSampler:
     world_size: int = 1
     days: TrainingDays = field(init=False)
     has_content: bool = field(init=False)
+    validation_share: float = field(init=False)
+    """0 on a log of so few users that either side would have no rows: then all of them train."""
 
     def __post_init__(self) -> None:
         assert self.config.parts is not None
         self.parts = self.config.parts
+        counted = np.arange(min(self.data.train.num_users, COUNTED_USERS))
+        num_validate = int(is_validation(counted, self.parts.validation_share).sum())
+        is_enough = min(num_validate, len(counted) - num_validate) >= MIN_ROWS
+        self.validation_share = self.parts.validation_share if is_enough else 0.0
         self.days = training_days(self.data, self.parts)
         self.has_content = self.parts.content and self.data.pin_feature.shape[1] > 0
         self.is_candidate_N = np.zeros(self.data.num_pins, bool)
@@ -170,7 +179,7 @@ class RowSampler:
         known: set[int] = set()
         for _ in range(MAX_DRAWS):
             drawn = np.unique(rng.integers(num_users, size=4 * num_rows))
-            drawn = drawn[~is_validation(drawn, self.parts.validation_share)]
+            drawn = drawn[~is_validation(drawn, self.validation_share)]
             drawn = drawn[[user not in known for user in drawn.tolist()]]
             known.update(drawn.tolist())
             targets = self.targets(drawn, day)
@@ -287,7 +296,7 @@ class RowSampler:
         They are evaluated on a sample of at most `evaluate_pins` competing pins. None if there are no rows.
         """
         users = np.arange(self.data.train.num_users)
-        users = users[is_validation(users, self.parts.validation_share)]
+        users = users[is_validation(users, self.validation_share)]
         day = max(self.days.end_day - self.parts.window_days, int(self.days.day[0]))
         rng = np.random.default_rng([self.config.seed, 0xE7A2])
         users = np.sort(rng.permutation(users)[: 4 * self.config.evaluate_users])

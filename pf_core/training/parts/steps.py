@@ -6,6 +6,7 @@ from pathlib import Path
 from torch.utils.data import DataLoader, Dataset
 
 from pf_core.config.training import TrainConfig
+from pf_core.parent_process import end_with_parent
 from pf_core.training.parts.prepared import open_prepared
 from pf_core.training.parts.rows import RowSampler, Step
 from pf_core.training.training_set import open_training_set
@@ -45,5 +46,10 @@ def open_steps(
             num_workers=num_workers,
             prefetch_factor=4 if num_workers else None,
             multiprocessing_context="spawn" if num_workers else None,
+            worker_init_fn=_start_worker,
         )
     )
+
+
+def _start_worker(number: int) -> None:
+    end_with_parent()

@@ -24,7 +24,7 @@ from pf_core.progress import Progress
 from pf_core.training.optimizer import learning_rate
 from pf_core.training.parts.likelihoods import log_likelihoods, own_log_likelihoods, with_memory, without_own
 from pf_core.training.parts.prepared import open_prepared, prepare
-from pf_core.training.parts.rows import DayRows, RowSampler, Step
+from pf_core.training.parts.rows import MIN_ROWS, DayRows, RowSampler, Step
 from pf_core.training.parts.steps import open_steps
 from pf_core.training.parts.validation import validate
 from pf_core.training.ranks import Rank
@@ -152,6 +152,14 @@ class PartsTask:
         _center(model, sampler)
         self.module = PartsStep(model, world_size=rank.world_size).to(rank.device)
         self.optimizer = build_parts_optimizer(model, config)
+
+    @property
+    def no_pairs(self) -> tuple[str, str]:
+        return (
+            f"no day has {MIN_ROWS} training users with an action before it and a positive one on a pin to predict in "
+            f"the {self.parts.window_days} days after it",
+            "add days or users to the log, or check source.positive in the site file",
+        )
 
     def batches(self, first_step: int, num_workers: int) -> Iterator[Step]:
         return open_steps(

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from pf_core.model.parts.memory import SERVED_SHIFT
 from pf_core.model.parts.model import PartsModel
 from pf_core.training.parts.likelihoods import log_likelihoods, with_memory, without_own
 from pf_core.training.parts.rows import DayRows
@@ -12,7 +13,7 @@ USERS_AT_ONCE = 128
 
 @torch.no_grad()
 def validate(model: PartsModel, rows: DayRows) -> dict[str, float]:
-    """Return the loss as served, and recall@10 as served, of the vector alone, and of pins that are new to the user."""
+    """Return the loss, and recall@10 as served, of the vector alone, and of pins that are new to the user."""
     users = model.embed_users(rows.own, rows.own_inputs, rows.newest)
     pool_MV = model.embed_pins(rows.pool_inputs, rows.rates_MW, rows.mean_rate_W)
     totals = {"validation_loss": 0.0, "recall_at_10": 0.0, "vector_recall_at_10": 0.0, "discovery_at_10": 0.0}
@@ -23,10 +24,12 @@ def validate(model: PartsModel, rows: DayRows) -> dict[str, float]:
         vector_BM = users.vector_BV[first : first + part.own.num_users] @ pool_MV.T
         new_BM, is_new_T = without_own(vector_BM, part)
         if model.memory is None:
-            vector_BM = served_BM = new_BM
+            vector_BM = likely_BM = served_BM = new_BM
         else:
-            served_BM = with_memory(vector_BM, part, users.strength_P[chosen_P])
-        totals["validation_loss"] -= float((log_likelihoods(served_BM, part) * part.weight_T).sum())
+            strength_P = users.strength_P[chosen_P]
+            likely_BM = with_memory(vector_BM, part, strength_P)
+            served_BM = with_memory(vector_BM, part, strength_P + SERVED_SHIFT)
+        totals["validation_loss"] -= float((log_likelihoods(likely_BM, part) * part.weight_T).sum())
         for name, logits_BM in (("recall_at_10", served_BM), ("vector_recall_at_10", vector_BM)):
             totals[name] += float((_is_found(logits_BM, part, 10) * part.weight_T).sum())
         is_found_T = is_new_T & _is_found(new_BM, part, 10)

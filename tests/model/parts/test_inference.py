@@ -100,18 +100,17 @@ def test_blocks_of_the_real_size(tmp_path: Path, lengths: list[int]) -> None:
 
 
 def test_vectors_have_unit_norm_and_no_slack(known: KnownPins) -> None:
-    """With content alone, a user whose pins have no content vector has no direction: zeros."""
+    """With content alone, a user whose pins have no content vector has nothing but a slack of -1."""
     timelines = random_timelines(LENGTHS, num_pins=NUM_PINS)
     records = embed(known, timelines, np.arange(timelines.num_users))
-    norm = np.linalg.norm(records.vector_BV, axis=1)
+    is_known = np.ones(timelines.num_users, bool)
     if known.model.trend is None:
-        has_content = known.content(timelines.pin).any(axis=1)
-        expected = np.logical_or.reduceat(has_content, timelines.offsets[:-1])
-        assert not expected.all()
-    else:
-        expected = np.ones(timelines.num_users)
-    np.testing.assert_allclose(norm, expected, rtol=1e-5)
-    assert not records.vector_BV[:, -1].any()
+        is_known = np.logical_or.reduceat(known.content(timelines.pin).any(axis=1), timelines.offsets[:-1])
+        assert not is_known.all()
+    np.testing.assert_allclose(np.linalg.norm(records.vector_BV, axis=1), 1, rtol=1e-5)
+    assert records.vector_BV[:, -1].tolist() == np.where(is_known, 0, -1).tolist()
+    assert np.isfinite(records.memory_increment).all()
+    assert np.abs(records.memory_increment).max() < 100
     assert records.vector_BV.dtype == records.memory_increment.dtype == np.float32
 
 
@@ -140,7 +139,7 @@ def test_memory_keeps_the_best_by_the_whole_score(tmp_path: Path) -> None:
 
 
 def test_an_increment_on_the_cosines_scale_is_that_of_the_logit(tmp_path: Path) -> None:
-    """scale * (cosine + increment) = log(exp(logit) + exp(strength)), with the strength of the model."""
+    """scale * (cosine + increment) = log(exp(logit) + exp(strength + 1)), with the strength of the model."""
     model = random_model(memory_size=1000)
     table = random_table(model, tmp_path, num_pins=IN_TABLE)
     known, timelines = known_pins(model, table, num_pins=NUM_PINS), random_timelines([40], num_pins=IN_TABLE)
@@ -153,7 +152,7 @@ def test_an_increment_on_the_cosines_scale_is_that_of_the_logit(tmp_path: Path) 
     strength = dict(zip(arrays.pin_P.tolist(), users.strength_P.tolist(), strict=False))
     for pin, increment in zip(records.memory_pin.tolist(), records.memory_increment.tolist(), strict=True):
         cosine = float(table.vector[pin].astype(np.float64) @ records.vector_BV[0])
-        mixed = np.logaddexp(cosine * scale, strength[pin])
+        mixed = np.logaddexp(cosine * scale, strength[pin] + 1.0)
         assert scale * (cosine + increment) == pytest.approx(mixed, rel=1e-4, abs=1e-4)
 
 

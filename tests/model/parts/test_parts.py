@@ -96,7 +96,7 @@ def test_the_log_share_is_linear_in_the_counts() -> None:
     mean = sum(r) / 3
     expected = [log((each / mean + EPSILON) / (1 + EPSILON)) for each in r]
     share_M = trend.log_share(rates_MW, mean_rate_W)
-    assert share_M.tolist() == pytest.approx(expected, rel=1e-4)
+    assert share_M.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)  # the first one is 0
     assert share_M.exp().sum().item() == pytest.approx(3, rel=1e-5)  # shares times the number of pins
 
 
@@ -191,10 +191,17 @@ def test_cosines_rank_as_logits() -> None:
     assert torch.equal(cosine_BM.argsort(dim=1), logit_BM.argsort(dim=1))
 
 
-def test_a_user_of_no_length_has_finite_numbers() -> None:
-    unit_BV, scale_B = random_model().unit_users(torch.zeros(1, 12))
-    assert unit_BV.isfinite().all()
-    assert scale_B.isfinite().all()
+def test_a_user_of_no_length_likes_the_longest_pins() -> None:
+    """Own pins without a factor and without a content vector, and no trend: the vector is zero."""
+    model = model_of(factor_dim=2, trend_dim=0, memory=False)
+    model.pin_length.fill_(5.0)
+    pins = pin_inputs(factor=[[0.0, 0.0]] * 2, trust=[0.0, 0.0])
+    vector_BV = model.embed_users(own_pins_of([0, 1], [1]), pins).vector_BV
+    unit_BV, scale_B = model.unit_users(torch.cat([vector_BV, torch.tensor([[3.0, 4.0]])]))
+    torch.testing.assert_close(unit_BV, torch.tensor([[0.0, 0, -1], [0, 0, -1], [0.6, 0.8, 0]]))
+    assert scale_B.tolist() == pytest.approx([1 * 5, 1 * 5, 5 * 5])
+    unit_MV, _ = model.unit_pins(torch.tensor([[0.3, 0.4], [0.0, 0.0], [3.0, 4.0], [1.5, 2.0]]))
+    assert (unit_MV @ unit_BV[0]).argsort(descending=True).tolist() == [2, 3, 0, 1]
 
 
 @pytest.mark.parametrize(

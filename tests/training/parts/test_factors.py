@@ -72,8 +72,8 @@ def test_factors_are_those_of_a_full_decomposition() -> None:
         for pin, used in set(zip(timelines.pin[mine].tolist(), day_A.tolist(), strict=True)):
             days[user, pin] += used < day
     matrix = np.log1p(days) / np.sqrt((days > 0).sum(axis=0) + 5)
-    _, singular, right = np.linalg.svd(matrix)
-    rows = right[:DIM].T * np.sqrt(singular[:DIM])
+    _, _, right = np.linalg.svd(matrix)
+    rows = right[:DIM].T
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     factor = fit(timelines, day, num_pins=12).factor_ND
     np.testing.assert_allclose(factor @ factor.T, rows @ rows.T, atol=5e-3)

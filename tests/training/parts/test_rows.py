@@ -19,7 +19,7 @@ from pf_core.timelines.arrays import Timelines
 from pf_core.training.parts import rows as rows_module
 from pf_core.training.parts.counts import UseLog
 from pf_core.training.parts.prepared import Prepared, open_prepared, prepare
-from pf_core.training.parts.rows import DayRows, RowSampler, Targets, first_at, is_validation
+from pf_core.training.parts.rows import MIN_ROWS, DayRows, RowSampler, Targets, first_at, is_validation
 from pf_core.training.parts.steps import open_steps
 from pf_core.training.parts.task import PartsStep
 from pf_core.training.training_set import open_training_set
@@ -255,6 +255,17 @@ def test_validation_users_never_train(sampler: Callable[..., RowSampler], monkey
     drawn.clear()
     assert found.validation_rows() is not None
     assert set(np.concatenate(drawn).tolist()) <= set(users[is_theirs].tolist())
+
+
+@pytest.mark.parametrize(("num_users", "share"), [(6, 0.9), (12, 0.1)])
+def test_on_a_log_of_few_users_all_train(tmp_path: Path, num_users: int, share: float) -> None:
+    """All six would be validation users, or one of twelve, which is too few to choose a step."""
+    num_theirs = int(is_validation(np.arange(num_users), share).sum())
+    assert num_theirs == 6 if num_users == 6 else 0 < num_theirs < MIN_ROWS
+    timelines = random_timelines([30] * num_users, num_pins=NUM_PINS, num_days=NUM_DAYS)
+    found = sampler_of(tmp_path, timelines, config_of(validation_share=share, batch_users=100))
+    assert found.validation_rows() is None
+    assert max(rows.num_rows for step in range(4) for rows in found.plan(step)) == num_users
 
 
 def test_the_last_days_have_a_window(sampler: Callable[..., RowSampler]) -> None:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from pf_core.config.training import TrainConfig, auto, change_auto
+from pf_core.errors import PipelineError
 from pf_core.model.checkpoint import load_parts
 from pf_core.model.parts.inference import KnownPins, embed_records
 from pf_core.model.parts.inputs import unit_rows
@@ -24,7 +25,7 @@ from pf_core.training.parts.factors import fit_factors
 from pf_core.training.refit import read_judged
 from pf_core.training.trainer import train
 from pf_core.training.training_set import open_training_set
-from tests.support.parts import complete_parts_set
+from tests.support.parts import complete_parts_set, random_timelines, write_parts_set
 from tests.support.planted import NUM_INTERESTS, PINS_PER_INTEREST, write_planted_set
 
 REPOSITORY = Path(__file__).parents[3]
@@ -77,8 +78,10 @@ def config_of(*, steps: int = 20, **changes: Any) -> TrainConfig:
     return change_auto(auto(), small | {"optimizer": {"num_steps": steps}, "parts": parts} | changes)
 
 
-def run(planted: Path, run_dir: Path, config: TrainConfig, observer: Notes | None = None) -> dict[str, torch.Tensor]:
-    train(config, training_set=planted, run_dir=run_dir, num_workers=0, observer=observer or Notes())
+def run(
+    planted: Path, run_dir: Path, config: TrainConfig, observer: Notes | None = None, **options: Path
+) -> dict[str, torch.Tensor]:
+    train(config, training_set=planted, run_dir=run_dir, num_workers=0, observer=observer or Notes(), **options)
     return load_file(run_dir / "model" / "model.safetensors")
 
 
@@ -124,17 +127,25 @@ def test_a_resumed_run_gives_the_same_bytes(planted: Path, tmp_path: Path, parts
     with pytest.raises(KeyboardInterrupt):
         run(planted, tmp_path / "parts", config, Notes(stop_at=10))
     assert not (tmp_path / "parts" / "result.json").exists()
+    assert (tmp_path / "parts" / "prepared" / "prepared.json").is_file()
     notes = Notes()
     run(planted, tmp_path / "parts", config, notes)
     assert "resuming after step 5" in notes.said
     assert files_of(tmp_path / "whole" / "model") == files_of(tmp_path / "parts" / "model")
+    for folder in ("whole", "parts"):  # a finished training has no use for it
+        assert sorted(path.name for path in (tmp_path / folder).iterdir()) == [
+            "checkpoints",
+            "history.jsonl",
+            "model",
+            "result.json",
+        ]
     for name in ("loss", "validation_loss", "recall_at_10", "best_step"):
         assert history(tmp_path / "parts", name) == history(tmp_path / "whole", name), name
 
 
 def test_an_interrupted_preparation_is_repeated(planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(steps=3)
-    run(planted, tmp_path / "whole", config)
+    run(planted, tmp_path / "whole", config, prepared=tmp_path / "whole" / "shared")
     original, calls = fit_factors, list[int]()
 
     def stop_at_the_second(*arguments: Any, **options: Any) -> Any:
@@ -145,10 +156,44 @@ def test_an_interrupted_preparation_is_repeated(planted: Path, tmp_path: Path, m
 
     monkeypatch.setattr(prepared_module, "fit_factors", stop_at_the_second)
     with pytest.raises(KeyboardInterrupt):
-        run(planted, tmp_path / "again", config)
-    run(planted, tmp_path / "again", config)
-    for folder in ("prepared", "model"):
+        run(planted, tmp_path / "again", config, prepared=tmp_path / "again" / "shared")
+    run(planted, tmp_path / "again", config, prepared=tmp_path / "again" / "shared")
+    for folder in ("shared", "model"):  # a shared folder stays
         assert files_of(tmp_path / "whole" / folder) == files_of(tmp_path / "again" / folder)
+
+
+def test_an_interrupted_end_is_repeated(planted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is stopped while it removes what it prepared: it prepares once more, and gives the same model."""
+    config = config_of(steps=3)
+    run(planted, tmp_path / "whole", config)
+
+    def remove_some(folder: Path) -> None:
+        (folder / "factors-00" / "factor_ND.npy").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepared_module, "remove_tree", remove_some)
+        with pytest.raises(KeyboardInterrupt):
+            run(planted, tmp_path / "again", config)
+    assert not (tmp_path / "again" / "result.json").exists()
+    run(planted, tmp_path / "again", config)
+    assert files_of(tmp_path / "whole" / "model") == files_of(tmp_path / "again" / "model")
+    assert not (tmp_path / "again" / "prepared").exists()
+
+
+def test_a_log_of_few_users_is_trained_or_refused_with_the_reason(tmp_path: Path) -> None:
+    """Six users, all of whom would be validation users: they train. Three cannot fill a row's day."""
+    for num_users in (6, 3):
+        timelines = random_timelines([30] * num_users, num_pins=20)
+        write_parts_set(tmp_path / f"{num_users}", timelines, num_pins=20, num_days=40)
+    config = config_of(steps=3, parts={"validation_share": 0.9, "window_days": 5})
+    run(tmp_path / "6", tmp_path / "run-6", config)
+    assert history(tmp_path / "run-6", "loss")
+    reason = (
+        "no day has 4 training users with an action before it and a positive one .* in the 5 days after it; add days"
+    )
+    with pytest.raises(PipelineError, match=f"not a single pair in the 3 steps up to 3: {reason}"):
+        run(tmp_path / "3", tmp_path / "run-3", config)
 
 
 def test_the_best_weights_are_saved_not_the_last(planted: Path, tmp_path: Path) -> None:
