@@ -27,6 +27,7 @@ from pf_core.config.site import Site
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.evaluation.manifest import EvaluationManifest, vector_alone
 from pf_core.evaluation.verdict import judge_baselines
+from pf_core.layouts import refuse_other_layout
 from pf_core.storage.builds import MANIFEST
 from pf_core.storage.files import read_json, write_json
 from pf_core.storage.locks import exclusive, relying_on
@@ -105,12 +106,26 @@ def offline_evaluation_asset(site: Site) -> dg.AssetsDefinition:
                 scores_path=folder / SCORES,
                 progress=context.log.info,
             )
+            if tracking.champion() != champion:
+                raise PipelineError(
+                    f"another model became the champion while {candidate.served_version} was compared with the one "
+                    "before it; nothing was decided",
+                    f"run again: {materialize_command('offline_evaluation')}",
+                )
             save_figure(plot_by_day(manifest), folder / FIGURE)
             _note(tracking, candidate, manifest)
             tracking.keep(tracking.run_of(candidate), [folder / SCORES, folder / FIGURE])
             if manifest["decision"]["promote"]:
                 tracking.promote(candidate.version, because=manifest["decision"]["reason"])
             write_json(folder / MANIFEST, manifest)
+        verdict = judge_baselines(manifest)
+        if not verdict.passed:
+            serves = (
+                "It is the champion all the same (serving.promotion). " if manifest["candidate_is_champion"] else ""
+            )
+            context.log.warning(
+                f"model_beats_baselines failed: {verdict.reason}. {serves}`pf status` has exit code 1, and this run 0"
+            )
         runs = {"mlflow_candidate": candidate} | ({} if champion is None else {"mlflow_champion": champion})
         urls = {name: run_url(tracking.run_of(model), mlflow_server()) for name, model in runs.items()}
         return dg.MaterializeResult(metadata=describe_evaluation(folder, manifest, urls))
@@ -174,7 +189,12 @@ def _primary_metrics(manifest: EvaluationManifest) -> dict[str, float]:
 def read_evaluation(site: Site) -> EvaluationManifest | None:
     """Return the manifest of the newest evaluation, or None if nothing was evaluated yet."""
     path = evaluation_dir(site) / MANIFEST
-    return read_json(path) if path.exists() else None
+    if not path.exists():
+        return None
+    manifest: EvaluationManifest = read_json(path)
+    command = materialize_command("offline_evaluation")
+    refuse_other_layout("offline_evaluation", manifest, what="offline_evaluation", command=command)
+    return manifest
 
 
 def evaluation_checks(site: Site) -> list[dg.AssetChecksDefinition]:

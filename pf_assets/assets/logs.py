@@ -14,6 +14,7 @@ from pf_core.logs.checks import is_newest_day, judge_late_rows, judge_quarantine
 from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.logs.ingest import ingest_days
 from pf_core.logs.partition import ingested_days, require_manifest
+from pf_core.logs.purge import purge_if_listed_since
 from pf_core.pins.checks import judge_coverage
 from pf_core.pins.features import build_pin_features, pin_state
 from pf_core.schemas import raw_actions_schema
@@ -42,15 +43,11 @@ def raw_actions_asset(site: Site) -> dg.AssetsDefinition:
         cannot be used goes to the quarantine with its file, row number and reason; a late row goes to the day on which
         it happened.
         """
+        days, forgotten = context.partition_keys, read_deletion_list(site)
         with start_engine(site) as engine:
-            manifests = ingest_days(
-                site,
-                context.partition_keys,
-                engine=engine,
-                forgotten=read_deletion_list(site),
-                progress=context.log.info,
-            )
+            manifests = ingest_days(site, days, engine=engine, forgotten=forgotten, progress=context.log.info)
             record_days(context, manifests, lambda manifest, _: describe_raw_actions(site, manifest))
+        purge_if_listed_since(site, days, forgotten)
 
     return raw_actions
 

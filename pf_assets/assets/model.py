@@ -18,9 +18,10 @@ from pf_assets.tracking.runs import run_url
 from pf_core.config.site import Site
 from pf_core.storage.locks import exclusive, relying_on
 from pf_core.training.auto import describe_choice
+from pf_core.training.build_set import build_training_set
 from pf_core.training.checks import judge_cut, judge_held_out_users, judge_loss
 from pf_core.training.plan import code_fingerprint, models_dir, plan_model, write_current_model
-from pf_core.training.training_set import build_training_set, latest_training_set
+from pf_core.training.training_set import latest_training_set
 
 GROUP = "model"
 
@@ -102,13 +103,13 @@ def pinnerformer_model_asset(site: Site) -> dg.AssetsDefinition:
         settings with their reasons. The other presets train the paper's towers (sections 3.1 to 3.4). An interrupted
         training continues from its last checkpoint. A model whose loss fell becomes the candidate.
         """
-        plan = plan_model(site, None if config.preset is None else config.preset.value, config.changes)
-        for choice in plan.chosen:
-            context.log.info(describe_choice(choice))
         with (
+            relying_on(latest_training_set(site).parent, "training_set"),
             exclusive(models_dir(site), "pinnerformer_model"),
-            relying_on(plan.training_set.parent, "training_set"),
         ):
+            plan = plan_model(site, None if config.preset is None else config.preset.value, config.changes)
+            for choice in plan.chosen:
+                context.log.info(describe_choice(choice))
             if config.retrain:
                 set_aside(plan.run_dir)
             run = train_and_register(context, site, plan)

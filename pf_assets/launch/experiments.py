@@ -55,9 +55,9 @@ def run_experiment(
     from pf_core.evaluation.question import open_question  # brings torch, which takes seconds
 
     name = experiment.name
-    plans = plan_experiments(site, [experiment], num_seeds=num_seeds)[name]
     folder, store = experiments_dir(site) / name, ExperimentStore(site)
-    with exclusive(folder, f"ablation_runs {name}"), relying_on(latest_training_set(site).parent, "training_set"):
+    with relying_on(latest_training_set(site).parent, "training_set"), exclusive(folder, f"ablation_runs {name}"):
+        plans = plan_experiments(site, [experiment], num_seeds=num_seeds)[name]
         make_training_set(site, plans[0])
         question = open_question(site, open_training_set(plans[0].training_set), progress=context.log.info)
         context.log.info(

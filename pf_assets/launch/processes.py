@@ -1,8 +1,9 @@
 """Start the training processes, receive their measurements, and end them when the run is cancelled.
 
 Dagster's PipesSubprocessClient would be enough for a single process. `run_ranks` differs in two ways. It passes
-measurements on during the run (the client keeps them until the end). And it leaves no process running:
-torch.distributed.run starts each rank in a session of its own, which signals to a process group do not reach.
+measurements on during the run (the client keeps them until the end). And it leaves no process running, also if the run
+itself is killed: torch.distributed.run starts each rank in a session of its own, which signals to a process group do
+not reach, and would start killed ranks again.
 """
 
 import contextlib
@@ -17,7 +18,8 @@ from typing import Any
 import dagster as dg
 
 from pf_assets.launch.train_job import STOPPED
-from pf_core.config.training import LaunchConfig
+from pf_core.config.training_section import LaunchConfig
+from pf_core.parent_process import tied
 from pf_core.storage.files import read_json
 from pf_core.training.plan import Measurement
 
@@ -81,7 +83,7 @@ def run_ranks(
 
     with dg.open_pipes_session(context, dg.PipesTempFileContextInjector(), dg.PipesTempFileMessageReader()) as session:
         process = subprocess.Popen(
-            [*command, "--attached"],
+            tied([*command, "--attached"]),
             stdin=subprocess.PIPE,
             env={**os.environ, **settings, **session.get_bootstrap_env_vars()},
             start_new_session=True,  # Ctrl-C in a terminal reaches only this process, which ends the others

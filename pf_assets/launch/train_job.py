@@ -40,6 +40,8 @@ class TrainJob(Strict):
     training_set: str
     run_dir: str
     num_workers: int
+    data_read_at: str | None = None
+    """When the files of the training set began to be written, ISO 8601: users forgotten since then may be in it."""
 
 
 class PipesObserver:

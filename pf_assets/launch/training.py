@@ -5,6 +5,7 @@ The folder of a planned model decides what is left to do: nothing if it is train
 
 import math
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import dagster as dg
@@ -15,7 +16,7 @@ from pf_assets.metadata.model import plot_training
 from pf_assets.metadata.pages import save_figure
 from pf_assets.settings import REPOSITORY, mlflow_server
 from pf_assets.tracking.runs import RunStore, TrackedRun, git_commit, run_url
-from pf_assets.tracking.tracking import JUDGED_VERSION_TAG, REFIT_OF_TAG, RegisteredModel, Tracking
+from pf_assets.tracking.tracking import DATA_READ_TAG, JUDGED_VERSION_TAG, REFIT_OF_TAG, RegisteredModel, Tracking
 from pf_core.config.site import Site
 from pf_core.storage.files import remove_tree, rename_folder, write_json
 from pf_core.training.plan import Measurement, PlannedModel, training_fault
@@ -73,6 +74,7 @@ def train_planned(
             training_set=str(plan.training_set),
             run_dir=str(plan.run_dir),
             num_workers=launch.num_workers,
+            data_read_at=data_read_at(plan.training_set),
         )
         write_json(plan.run_dir / "job.json", job.model_dump(mode="json"))
         run_ranks(
@@ -114,7 +116,14 @@ def model_tags(site: Site, plan: PlannedModel) -> dict[str, str]:
         "model_version": plan.model_version,
         "processes": str(launch.num_nodes * launch.processes_per_node),
         "run_dir": str(plan.run_dir),
+        DATA_READ_TAG: data_read_at(plan.training_set),
     }
+
+
+def data_read_at(training_set: Path) -> str:
+    """Return the time of the oldest file of a training set, ISO 8601: the deletion list was read after it."""
+    oldest_s = min(path.stat().st_mtime for path in training_set.rglob("*") if path.is_file())
+    return datetime.fromtimestamp(oldest_s, UTC).isoformat()
 
 
 class _Curve:

@@ -76,7 +76,8 @@ def describe_evaluation(folder: Path, manifest: EvaluationManifest, urls: Mappin
         "by_frequency": table(_rows(by_frequency)),
         "by_action_type": table(
             [
-                {"who": label(name)} | {word: _figure(value) for word, value in recall_by_type(summary["once"]).items()}
+                {"who": label(name)}
+                | {_column_of(word): _figure(value) for word, value in recall_by_type(summary["once"]).items()}
                 for name, summary in summaries.items()
             ]
         ),
@@ -89,6 +90,11 @@ def describe_evaluation(folder: Path, manifest: EvaluationManifest, urls: Mappin
         **{name: dg.MetadataValue.url(url) for name, url in urls.items()},
         "path": dg.MetadataValue.path(str(folder / MANIFEST)),
     }
+
+
+def _column_of(action_type: str) -> str:
+    """Return the name of an action type's column: the first column is called "who"."""
+    return action_type if action_type != "who" else "who (action type)"
 
 
 def label_baseline(name: str) -> str:

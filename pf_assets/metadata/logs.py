@@ -1,5 +1,6 @@
 """Metadata of raw_actions and pin_features, made from a partition's manifest."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +35,7 @@ def describe_raw_actions(site: Site, manifest: Mapping[str, Any]) -> Metadata:
         "actions_by_type": _shares("action_type", manifest["by_type"]),
         "actions_by_surface": _shares("surface", manifest["by_surface"]),
         "quarantine": _shares("reason", manifest["quarantined_by_reason"]),
+        "quarantined_without_content": counts.get("redacted", 0),
         "quarantine_sample": table(_sample(site, read_quarantine(site, ds))),
         "rows_outside_site_days": manifest["outside_site_days"],
         "rows_of_other_days": manifest["other_days"],
@@ -65,11 +67,23 @@ def describe_pin_features(site: Site, manifest: Mapping[str, Any], seconds: floa
 
 
 def _sample(site: Site, quarantine: Any) -> list[Metadata]:
-    """Return a few quarantined rows with the columns that fit on a page."""
+    """Return a few quarantined rows with the columns that fit on a page.
+
+    Dagster keeps the page of every run: where a row names its user, the id is left out.
+    """
     rows = quarantine.slice(0, MAX_SAMPLE_ROWS).to_pylist()
     for row in rows:
         row["source_file"] = row["source_file"].removeprefix(f"{site.log_root}/")
+        row["raw"] = _without_user(row["raw"], site.source.actions.user_id.column)
     return [{name: row[name] for name in ("reason", "row_number", "source_file", "raw")} for row in rows]
+
+
+def _without_user(raw: str, column: str) -> str:
+    try:
+        content = json.loads(raw)
+    except (ValueError, RecursionError):
+        return raw
+    return json.dumps({**content, column: "(left out)"}) if isinstance(content, dict) and column in content else raw
 
 
 def _shares(name: str, counts: Mapping[str, int]) -> dg.MetadataValue:

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 from matplotlib.figure import Figure
 
-from pf_assets.metadata.pages import MAX_SAMPLE_ROWS, Metadata, picture, table
+from pf_assets.metadata.pages import MAX_SAMPLE_ROWS, Metadata, picture, shown_json, table
 from pf_core.training.auto import Choice
 from pf_core.training.cut import EvaluationDays
 from pf_core.training.refit import RefitManifest
@@ -36,8 +36,8 @@ def describe_training_set(path: Path, manifest: Mapping[str, Any]) -> Metadata:
         "candidates": counts["candidates"],
         "splits": table(splits),
         "left_out": table([{"what": what, "count": count} for what, count in left_out.items()]),
-        "vocabularies": dg.MetadataValue.json(manifest["vocabularies"]),
-        "inputs": dg.MetadataValue.json(manifest["inputs"]),
+        "vocabularies": shown_json(manifest["vocabularies"]),
+        "inputs": shown_json(manifest["inputs"]),
         "path": dg.MetadataValue.path(str(path)),
         "dagster/row_count": counts["train"]["users"],
     }

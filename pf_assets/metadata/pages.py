@@ -2,6 +2,7 @@
 
 import base64
 import io
+import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ import dagster as dg
 from matplotlib.figure import Figure
 
 from pf_core.printable import printable
+from pf_core.storage.disk import disk_errors
+from pf_core.storage.files import write_file
 
 Metadata = dict[str, Any]
 
@@ -60,18 +63,45 @@ def column_schema(schema: Any) -> dg.TableSchema:
 def table(rows: Sequence[Mapping[str, Any]]) -> dg.MetadataValue:
     """Return rows as a table, or the text "none" without rows; numbers have four significant digits.
 
-    Cells may hold log content. Long texts are cut, and control characters are shown as escapes. Dagster shows the
-    cells of a table as plain text, so markup needs no escapes; log content must not go into Markdown.
+    Cells and names of columns may hold log content. Long texts are cut, and control characters are shown as escapes.
+    Dagster shows the cells of a table as plain text, so markup needs no escapes; log content must not go into Markdown.
     """
     if not rows:
         return dg.MetadataValue.text("none")
-    return dg.MetadataValue.table([dg.TableRecord({k: _cell(v) for k, v in row.items()}) for row in rows])
+    shown = _column_names(rows[0])
+    return dg.MetadataValue.table([dg.TableRecord({shown[k]: _cell(v) for k, v in row.items()}) for row in rows])
+
+
+def _column_names(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the name under which each column is shown; names that become equal when they are cut get numbers."""
+    shown: dict[str, str] = {}
+    for name in row:
+        text = printable(name, max_chars=MAX_CELL_CHARS)
+        numbered = (text if number == 1 else f"{text} ({number})" for number in itertools.count(1))
+        shown[name] = next(name for name in numbered if name not in shown.values())
+    return shown
 
 
 def _cell(value: Any) -> str | int | bool | float:
     if isinstance(value, float):
         return float(f"{value:.4g}")
     return value if isinstance(value, int | bool) else printable(str(value), max_chars=MAX_CELL_CHARS)
+
+
+def shown_json(value: Any) -> dg.MetadataValue:
+    """Return a JSON value whose texts may be log content: long ones are cut, control characters are escapes."""
+    return dg.MetadataValue.json(_shown(value))
+
+
+def _shown(value: Any) -> Any:
+    match value:
+        case str():
+            return printable(value, max_chars=MAX_CELL_CHARS)
+        case Mapping():
+            return {_shown(name): _shown(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_shown(each) for each in value]
+    return value
 
 
 def picture(figure: Figure, path: Path) -> dg.MetadataValue:
@@ -87,6 +117,6 @@ def save_figure(figure: Figure, path: Path) -> bytes:
     """Write the figure to a PNG file, and return the file's content."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=80)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content.getvalue())
+    with disk_errors(path.parent, path.name), write_file(path) as file:
+        file.write_bytes(content.getvalue())
     return content.getvalue()

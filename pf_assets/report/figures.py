@@ -132,8 +132,9 @@ def _plot_grid(section: Section, resampled: Resampled) -> Figure:
                 text, weight = "–" if value is None else form.format(value), "bold" if is_best else "normal"
                 axes.text(x, y, text, ha="center", va="center", fontsize=9, fontweight=weight)
         axes.set_title(title, fontsize=10)
-        axes.set_xticks(range(len(section.columns)), [column.label for column in section.columns])
-        axes.set_yticks(range(len(section.rows)), [row.label for row in section.rows])
+        names = [column.label for column in section.columns], [row.label for row in section.rows]
+        axes.set_xticks(range(len(section.columns)), names[0], parse_math=False)  # action types, with $ as they are
+        axes.set_yticks(range(len(section.rows)), names[1], parse_math=False)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
     panels[1].set_yticklabels([])

@@ -1,8 +1,10 @@
-"""The report as Markdown, for the repository."""
+"""The report as Markdown, for the repository. Texts that contain words of the site are escaped."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 from pf_assets.report.views import Cell, ClaimView, Report, SectionView, Table
+from pf_core.printable import printable
 
 
 def to_markdown(report: Report, *, figures: str) -> str:
@@ -41,7 +43,7 @@ def _lines(report: Report, figures: str) -> Iterator[str]:
         yield ""
     yield "## What was trained and judged"
     yield ""
-    yield from _grid(["", ""], [[name, value] for name, value in report.facts])
+    yield from _grid(["", ""], [[_plain(name), _plain(value)] for name, value in report.facts])
     yield "The rule:"
     yield ""
     yield from (f"- {sentence}" for sentence in report.rule)
@@ -50,11 +52,13 @@ def _lines(report: Report, figures: str) -> Iterator[str]:
         yield from _section(section, figures)
     yield "## Runs"
     yield ""
-    yield from _grid(["recipe", "seeds", "minutes a seed", "parameters"], [run[:4] for run in report.runs])
+    yield from _grid(
+        ["recipe", "seeds", "minutes a seed", "parameters"], [[_plain(run[0]), *run[1:4]] for run in report.runs]
+    )
     if report.left_out:
         yield "Left out:"
         yield ""
-        yield from (f"- {reason}" for reason in report.left_out)
+        yield from (f"- {_plain(reason)}" for reason in report.left_out)
         yield ""
     yield "Tables 7 and 8 of the paper are A/B experiments: nothing offline reproduces them."
 
@@ -85,10 +89,11 @@ def _section(section: SectionView, figures: str) -> Iterator[str]:
 
 
 def _table(table: Table) -> Iterator[str]:
-    labels = [label for label, span in table.groups for _ in range(span)]
+    labels = [_plain(label) for label, span in table.groups for _ in range(span)]
     header = [f"{label}: {whose}" for label, whose in zip(labels, table.columns, strict=True)]
     rows = [
-        [f"**{label}**" if is_base else label, *(_cell(cell) for cell in cells)] for label, is_base, cells in table.rows
+        [f"**{label}**" if is_base else _plain(label), *(_cell(cell) for cell in cells)]
+        for label, is_base, cells in table.rows
     ]
     return _grid(["", *header], rows)
 
@@ -100,9 +105,9 @@ def _cell(cell: Cell) -> str:
 def _claim(claim: ClaimView) -> Iterator[str]:
     yield f"- {claim.mark} **{claim.verdict}**: {claim.says} ({claim.where}; `{claim.id}`)"
     for statistic in claim.statistics:
-        yield f"  - `{statistic.text}`: {statistic.estimate} ({statistic.interval})"
+        yield f"  - {_code(statistic.text)}: {statistic.estimate} ({statistic.interval})"
     if claim.missing:
-        yield f"  - needs: {claim.missing}"
+        yield f"  - needs: {_plain(claim.missing)}"
     if claim.explanation:
         yield f"  - why: {claim.explanation}"
 
@@ -112,3 +117,20 @@ def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
     yield f"|{'---|' * len(header)}"
     yield from (f"| {' | '.join(row)} |" for row in rows)
     yield ""
+
+
+MARKUP = re.compile(r"([\\`*{}\[\]<>|#~$]|(?<!\w)_|_(?!\w))")
+"""Characters that Markdown may take for markup; an underscore within a word is none."""
+
+
+def _plain(text: str) -> str:
+    """Return Markdown that shows this text."""
+    return MARKUP.sub(r"\\\1", printable(text))
+
+
+def _code(text: str) -> str:
+    """Return Markdown that shows this text as code: between more backticks than it has in a row."""
+    shown = printable(text)
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", shown)), default=0))
+    pad = " " if "`" in shown else ""
+    return f"{fence}{pad}{shown}{pad}{fence}"

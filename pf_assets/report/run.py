@@ -24,7 +24,9 @@ from pf_core.experiments.claims import Results, read_explanations
 from pf_core.experiments.paper_claims import all_claims
 from pf_core.experiments.recipe import BASE
 from pf_core.progress import Progress
-from pf_core.storage.files import read_json
+from pf_core.storage.disk import disk_errors
+from pf_core.storage.files import read_json, write_text
+from pf_core.storage.privacy import private
 from pf_core.training.plan import code_fingerprint
 from pf_core.training.training_set import DESCRIPTION, latest_training_set
 
@@ -49,10 +51,11 @@ def write_report(site: Site, *, progress: Progress) -> Metadata:
     results = Results(stored.scores())
     progress(f"{len(stored.outcomes)} recipes, {sum(map(len, stored.outcomes.values()))} runs")
     report = build_report(results, _facts(site, stored, results))
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(folder / FIGURES, ignore_errors=True)
-    (folder / TEXT).write_text(render_markdown(report, folder / FIGURES), encoding="utf-8")
-    (folder / PAGE).write_text(render_html(report), encoding="utf-8")
+    with disk_errors(folder, "paper_report"), private(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder / FIGURES, ignore_errors=True)
+        write_text(folder / TEXT, render_markdown(report, folder / FIGURES))
+        write_text(folder / PAGE, render_html(report))
     return describe_report(folder, report)
 
 

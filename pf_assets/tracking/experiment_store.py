@@ -5,7 +5,6 @@ these alone, so that the store is enough to make the report. For each recipe and
 current training set counts; runs that do not count are listed, with the reason.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
 
 
 RUNS_PER_PAGE = 1000
-
-NOT_IN_A_NAME = re.compile(r"[^/\w.\- :]")
-"""Characters that MLflow refuses in the name of a metric; a site's action types may have them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +77,6 @@ class ExperimentStore(RunStore):
         super().__init__(site)
         self.name = f"{self.name}-ablations"
 
-    def prepare(self) -> None:
-        """Create the database and the MLflow experiment, before several processes do so at the same time."""
-        self._experiment_id()
-
     def start_recipe(self, folder: Path, experiment: Experiment, tags: Mapping[str, str]) -> TrackedRun:
         """Start or continue the parent run of the seeds' runs; a recipe has one for all training sets."""
         described = {
@@ -108,8 +100,8 @@ class ExperimentStore(RunStore):
         return self.start(plan.run_dir, name=run_name, params=plan.config or {}, tags={**tags, **described})
 
     def measure_final(self, run: TrackedRun, metrics: Mapping[str, float]) -> None:
-        """Log metrics of a finished training; characters that MLflow refuses in their names become `_`."""
-        self.measure(run, [{"step": 0, **{NOT_IN_A_NAME.sub("_", name): value for name, value in metrics.items()}}])
+        """Log metrics of a finished training."""
+        self.measure(run, [{"step": 0, **metrics}])
 
     def is_finished(self, run: TrackedRun) -> bool:
         return str(self._client.get_run(run.run_id).info.status) == "FINISHED"

@@ -10,7 +10,6 @@ it.
 import contextlib
 import functools
 import json
-import os
 import shutil
 import subprocess
 import time
@@ -20,10 +19,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pf_assets.tracking.database import database_uri, refuse_if_unreachable
+from pf_assets.tracking.database import database_uri, is_database_there, open_client
 from pf_core.config.site import Site
+from pf_core.errors import PipelineError
+from pf_core.names import path_name_of
 from pf_core.storage.cache import fetched
 from pf_core.storage.files import SCHEME, path_of, read_json, write_json
+from pf_core.storage.privacy import private
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -61,6 +63,20 @@ class RunStore:
     def uri(self) -> str:
         return database_uri(self.root)
 
+    def prepare(self) -> None:
+        """Create the database and the MLflow experiment, before several processes do so at the same time."""
+        self._experiment_id()
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a database: asking it would create a file."""
+        return is_database_there(self.root)
+
+    @property
+    def artifact_folder(self) -> Path:
+        """Folder of the artifacts of the experiment's runs."""
+        return self.artifacts / self.name
+
     def find(self, run_dir: Path) -> TrackedRun | None:
         """Return the run of a model's folder; None if there is none, or if the database no longer has it.
 
@@ -92,12 +108,12 @@ class RunStore:
         return run
 
     def measure(self, run: TrackedRun, measurements: Sequence[Mapping[str, float]]) -> None:
-        """Log measurements; each is {"step": …, name: value, …}."""
+        """Log measurements; each is {"step": …, name: value, …}. A name may contain an action type of the site."""
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
         metrics = [
-            Metric(name, float(value), now_ms, int(measurement["step"]))
+            Metric(path_name_of(name), float(value), now_ms, int(measurement["step"]))
             for measurement in measurements
             for name, value in measurement.items()
             if name != "step"
@@ -110,18 +126,19 @@ class RunStore:
 
         It does not raise: a locked database must not end a training.
         """
-        from mlflow.exceptions import MlflowException
-
         try:
             self.measure(run, measurements)
-        except MlflowException as error:
+        except PipelineError as error:
             return f"MLflow refused {len(measurements)} measurements, which are added when training ends: {error}"
         return None
 
     def measure_missing(self, run: TrackedRun, history: Sequence[Mapping[str, float]]) -> None:
         """Log the measurements of a complete history that MLflow does not have: an interruption may have lost some."""
         names = {name for measurement in history for name in measurement} - {"step"}
-        known = {name: {metric.step for metric in self._client.get_metric_history(run.run_id, name)} for name in names}
+        known = {
+            name: {metric.step for metric in self._client.get_metric_history(run.run_id, path_name_of(name))}
+            for name in names
+        }
         missing = [
             {"step": measurement["step"]}
             | {name: measurement[name] for name in measurement.keys() & names if measurement["step"] not in known[name]}
@@ -131,12 +148,13 @@ class RunStore:
 
     def keep(self, run: TrackedRun, files: Iterable[Path]) -> None:
         """Copy files and folders into the run's artifacts, under their own names."""
-        for path in files:
-            local = fetched(path)
-            if local.is_dir():
-                self._client.log_artifacts(run.run_id, str(local), path.name)
-            else:
-                self._client.log_artifact(run.run_id, str(local))
+        with private(self.artifacts):
+            for path in files:
+                local = fetched(path)
+                if local.is_dir():
+                    self._client.log_artifacts(run.run_id, str(local), path.name)
+                else:
+                    self._client.log_artifact(run.run_id, str(local))
 
     @contextlib.contextmanager
     def watching(self, run: TrackedRun) -> Iterator[None]:
@@ -155,16 +173,11 @@ class RunStore:
         experiment = self._client.get_experiment_by_name(self.name)
         if experiment is not None:
             return str(experiment.experiment_id)
-        return str(self._client.create_experiment(self.name, (self.artifacts / self.name).as_uri()))
+        return str(self._client.create_experiment(self.name, self.artifact_folder.as_uri()))
 
     @functools.cached_property
     def _client(self) -> "MlflowClient":
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read when mlflow is imported
-        from mlflow import MlflowClient
-
-        self.root.mkdir(parents=True, exist_ok=True)
-        refuse_if_unreachable(self.uri)
-        return MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
+        return open_client(self.root, self.uri)
 
 
 def artifact_path(uri: str) -> Path:

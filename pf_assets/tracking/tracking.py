@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from pf_assets.tracking.database import is_database_there
 from pf_assets.tracking.runs import RUN_FILE, RunStore, TrackedRun, artifact_path
 from pf_core.config.site import Site
 from pf_core.errors import PipelineError
@@ -40,6 +41,9 @@ JUDGED_VERSION_TAG = "judged_version"
 
 REFIT_OF_TAG = "refit_of"
 """Tag of a refit: served version of the judged model."""
+
+DATA_READ_TAG = "training_data_read_at"
+"""Tag of a run: when the deletion list was last read before the training, ISO 8601."""
 
 PROMOTION_TAG = "promotion-"
 """Prefix of the registered model's tags promotion-0000, promotion-0001, … that keep the history."""
@@ -160,6 +164,11 @@ class Tracking(RunStore):
     def run_of(self, model: RegisteredModel) -> TrackedRun:
         return TrackedRun(experiment_id=self._experiment_id(), run_id=model.run_id, version=model.version)
 
+    def data_read_at(self, model: RegisteredModel) -> str | None:
+        """When the deletion list was last read before this model was trained; None if its run does not say."""
+        tags: Mapping[str, str] = self._client.get_run(model.run_id).data.tags
+        return tags.get(DATA_READ_TAG)
+
     def note(self, model: RegisteredModel, *, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
         """Add results found after training: metrics to the run, tags to the run and to the registry version."""
         self.measure(self.run_of(model), [{"step": 0, **metrics}])
@@ -251,9 +260,13 @@ class Tracking(RunStore):
 
     def _entry(self) -> "RegistryEntry | None":
         """Return the registered model, or None before the first registration."""
+        if not is_database_there(self.root):
+            return None
         return next(iter(self._client.search_registered_models(f"name = '{self.name}'")), None)
 
     def _versions(self) -> "Sequence[ModelVersion]":
+        if not is_database_there(self.root):
+            return []
         return self._client.search_model_versions(f"name = '{self.name}'")
 
 

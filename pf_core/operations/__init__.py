@@ -1,4 +1,4 @@
-"""For the person who runs a site: plan the repair of a bad day, list what is missing or stale, look up a user.
+"""For the person who runs a site: repair a bad day, list what is missing or stale, look up a user, forget users.
 
 Read `repair.py` first. May import serving, embeddings and the shared floors, never the training wing.
 """

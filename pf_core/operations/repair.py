@@ -15,9 +15,11 @@ from pf_core.config.site import Site
 from pf_core.days import ds_range, parse_ds, shift_ds
 from pf_core.embeddings.tables import embedding_state
 from pf_core.errors import PipelineError
-from pf_core.logs.partition import bucket_files, ingested_days
+from pf_core.logs.log_day import open_log_day
+from pf_core.logs.partition import ingested_days
 from pf_core.pins.features import pin_state
 from pf_core.storage.files import read_parquet
+from pf_core.storage.locks import holding
 from pf_core.timelines.build import timeline_state
 
 
@@ -118,16 +120,17 @@ def _lost_day_before(built: list[str], days: list[str]) -> bool:
 def _count_affected(site: Site, raw_days: list[str], embedding_days: list[str]) -> tuple[int, int]:
     """Count the users with actions on the raw days, and their embeddings on the embedding days, bucket by bucket."""
     state = embedding_state(site)
-    days = [state.open_day(ds) for ds in embedding_days]
-    files = [bucket_files(site, ds) for ds in raw_days]
+    files = [open_log_day(site, ds).files for ds in raw_days]
     num_users = num_embeddings = 0
-    for bucket in range(site.timelines.num_buckets):
-        ids = [read_parquet(paths[bucket], columns=["user_id"])["user_id"] for paths in files if bucket in paths]
-        if not ids:
-            continue
-        users = pa.chunked_array([chunk for column in ids for chunk in column.chunks]).unique()
-        num_users += len(users)
-        for day in days:
-            embedded = day.open_bucket(bucket).to_table(columns=["user_id"])["user_id"]
-            num_embeddings += pc.sum(pc.is_in(embedded, users)).as_py() or 0
+    with holding(state.root, state.asset):
+        days = [state.open_day(ds) for ds in embedding_days]
+        for bucket in range(site.timelines.num_buckets):
+            ids = [read_parquet(paths[bucket], columns=["user_id"])["user_id"] for paths in files if bucket in paths]
+            if not ids:
+                continue
+            users = pa.chunked_array([chunk for column in ids for chunk in column.chunks]).unique()
+            num_users += len(users)
+            for day in days:
+                embedded = day.open_bucket(bucket).to_table(columns=["user_id"])["user_id"]
+                num_embeddings += pc.sum(pc.is_in(embedded, users)).as_py() or 0
     return num_users, num_embeddings

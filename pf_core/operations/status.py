@@ -1,7 +1,8 @@
 """Reports for each daily asset which days exist, are missing, or are older than their inputs; reads manifests only."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from pf_core.config.site import Site
 from pf_core.days import ds_range, shift_ds
@@ -12,12 +13,36 @@ from pf_core.embeddings.tables import (
     pin_embedding_state,
     snapshot_state,
 )
+from pf_core.engine.daily_state import DailyState
+from pf_core.errors import materialize_command
+from pf_core.layouts import layout_fault
 from pf_core.logs.checks import judge_late_rows
-from pf_core.logs.partition import ingested_days, raw_digest, read_manifest
+from pf_core.logs.partition import ingested_days, partition_dir, raw_digest, read_manifest
 from pf_core.pins.features import content_name, pin_state
 from pf_core.serving.index import index_days, index_manifest, require_index
 from pf_core.serving.releases import list_releases
+from pf_core.storage.builds import MANIFEST
+from pf_core.storage.files import read_json
 from pf_core.timelines.build import content_digest, timeline_state
+
+DailyAsset = Literal[
+    "raw_actions",
+    "pin_features",
+    "user_timelines",
+    "user_embeddings",
+    "user_embedding_snapshot",
+    "pin_embeddings",
+    "pin_index",
+    "release",
+]
+
+STATES: dict[str, Callable[[Site], DailyState[Any]]] = {
+    "pin_features": pin_state,
+    "user_timelines": timeline_state,
+    "user_embeddings": embedding_state,
+    "user_embedding_snapshot": snapshot_state,
+    "pin_embeddings": pin_embedding_state,
+}
 
 ONLY_NEWEST = ("pin_index", "release")
 """Assets of which a run over several days makes the newest only, so earlier days do not count as missing."""
@@ -31,12 +56,12 @@ class AssetStatus:
     missing: list[str] = field(default_factory=list)
     """Days that are missing between the asset's first day and the newest day of any daily asset."""
     stale: dict[str, str] = field(default_factory=dict)
-    """For each stale day, which of its inputs changed since it was built."""
+    """For each stale day, which of its inputs changed since it was built, or that it is stored in another layout."""
 
 
 def asset_statuses(site: Site) -> list[AssetStatus]:
     """Return the status of every daily asset, in pipeline order; the day of `release` is that of the current one."""
-    days = {
+    days: dict[DailyAsset, list[str]] = {
         "raw_actions": ingested_days(site),
         "pin_features": pin_state(site).days(),
         "user_timelines": timeline_state(site).days(),
@@ -47,7 +72,7 @@ def asset_statuses(site: Site) -> list[AssetStatus]:
         "release": [release["ds"] for release in list_releases(site) if release["is_current"]],
     }
     newest = max((built[-1] for built in days.values() if built), default=site.start_ds)
-    reasons: dict[str, StaleReason] = {
+    reasons: dict[DailyAsset, StaleReason] = {
         "raw_actions": _stale_raw_actions,
         "user_timelines": _stale_timelines,
         "user_embeddings": _stale_embeddings,
@@ -61,7 +86,7 @@ def asset_statuses(site: Site) -> list[AssetStatus]:
             asset=asset,
             days=built,
             missing=_missing(built, newest, only_newest=asset in ONLY_NEWEST),
-            stale=_stale(site, built[-1:] if asset in ONLY_NEWEST else built, reasons.get(asset)),
+            stale=_stale(site, built[-1:] if asset in ONLY_NEWEST else built, asset, reasons.get(asset)),
         )
         for asset, built in days.items()
     ]
@@ -77,10 +102,37 @@ StaleReason = Callable[[Site, str], str | None]
 """Returns why a day of an asset is stale, or None if it is not."""
 
 
-def _stale(site: Site, days: Sequence[str], reason_of: StaleReason | None) -> dict[str, str]:
-    if reason_of is None:
-        return {}
-    return {ds: reason for ds in days if (reason := reason_of(site, ds)) is not None}
+def _stale(site: Site, days: Sequence[str], asset: DailyAsset, reason_of: StaleReason | None) -> dict[str, str]:
+    found = {}
+    for ds in days:
+        reason = _layout_reason(site, asset, ds)
+        if reason is None and reason_of is not None:
+            reason = reason_of(site, ds)
+        if reason is not None:
+            found[ds] = reason
+    return found
+
+
+def _layout_reason(site: Site, asset: DailyAsset, ds: str) -> str | None:
+    """Return a reason if a day is stored in a layout that this code does not read: its manifest says no more then."""
+    manifest: Mapping[str, Any] | None
+    match asset:
+        case "raw_actions":
+            manifest = read_json(partition_dir(site.directory, ds) / MANIFEST)
+        case "pin_index":
+            manifest = index_manifest(site, ds)
+        case "release":
+            manifest = next(release for release in list_releases(site) if release["is_current"])
+        case _:
+            manifest = STATES[asset](site).manifest(ds)
+    assert manifest is not None
+    fault = layout_fault(asset, manifest)
+    return None if fault is None else f"it {fault}: rebuild it with {_rebuild_command(site, asset, ds)}"
+
+
+def _rebuild_command(site: Site, asset: DailyAsset, ds: str) -> str:
+    state = STATES.get(asset)
+    return materialize_command(asset, ds) if state is None else state(site).rebuild_command(ds)
 
 
 def _stale_raw_actions(site: Site, ds: str) -> str | None:

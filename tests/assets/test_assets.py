@@ -3,6 +3,7 @@
 import gzip
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import dagster as dg
@@ -13,6 +14,7 @@ import pytest
 
 from pf_assets.definitions import build_definitions
 from pf_assets.metadata.check_results import asset_check_result
+from pf_assets.metadata.logs import describe_raw_actions
 from pf_assets.settings import DEMO_SITE
 from pf_core.check_result import CheckResult
 from pf_core.config.site import Site, load_site
@@ -25,6 +27,7 @@ from pf_core.world.config import tiny
 from pf_core.world.logs import write_logs
 from pf_core.world.world import World
 from tests.support.shared import SharedSites
+from tests.support.sites import SmallSite
 
 START, END = "2026-01-01", "2026-01-06"
 DAYS = ds_range(START, END)
@@ -178,6 +181,21 @@ def test_the_quarantine_sample_is_cut_and_shows_what_the_log_holds(site: Site, i
     shown = [str(record.data["raw"]) for record in sample.records]
     assert shown[:4] == [r"\x1b[31mred", *texts[1:3], "y" * 199 + "…"]
     assert all(len(str(cell)) <= 200 for record in sample.records for cell in record.data.values())
+
+
+def test_the_quarantine_sample_does_not_say_whose_rows_they_are(small_site: Callable[..., SmallSite]) -> None:
+    """Dagster keeps the page, and nobody can delete a user from it."""
+    small = small_site()
+    small.write_log(START, [(1, "p", 1.0, "look"), (8972, "p", 2.0, "dance")])
+    [manifest] = small.ingest([START])
+    page = describe_raw_actions(small.site, manifest)
+    [row] = page["quarantine_sample"].records
+    assert "dance" in str(row.data["raw"])
+    assert "8972" not in str(page)
+    (small.root / "forget.txt").write_text("5\n")
+    small.write_log(START, [(1, "p", 1.0, "look"), (None, "p", 2.0, "dance")])
+    [manifest] = small.ingest([START])
+    assert describe_raw_actions(small.site, manifest)["quarantined_without_content"] == 1
 
 
 def cut_log(site: Site, ds: str) -> None:

@@ -58,7 +58,7 @@ def test_check_refuses_a_day_without_a_positive_action(demo_logs: Path) -> None:
     result = runner.invoke(app, ["check", str(DEMO_SITE)])
     assert result.exit_code == 1
     assert "2 kept, 0 of them positive" in result.output
-    assert "none of the 2 actions of 1 files is positive: source.positive is {action_types: [repin" in result.output
+    assert "none of the 2 actions that were read is positive: source.positive is {action_types: [repin" in result.output
     assert (
         "the actions have action_type: closeup, repin; surface: homefeed, search; fix source.positive" in result.output
     )
@@ -96,7 +96,7 @@ def test_check_shows_log_content_and_does_not_execute_it(demo_logs: Path) -> Non
 def test_check_names_what_is_missing(demo_logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = runner.invoke(app, ["check", str(DEMO_SITE), "--ds", "2026-01-02"])
     assert result.exit_code == 1
-    assert "no file matches" in result.output
+    assert "no file matches" in str(result.exception)
 
 
 def test_a_mistake_ends_in_a_sentence(

@@ -1,7 +1,9 @@
 """offline_evaluation through real Dagster runs with a real MLflow, and `pf promote`, which overrules it."""
 
+import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import numpy as np
@@ -16,11 +18,15 @@ from pf_assets.cli import promotion as promotion_cli
 from pf_assets.tracking.tracking import RegisteredModel, Tracking
 from pf_core.config.site import Site
 from pf_core.errors import PipelineError
+from pf_core.evaluation import promotion
+from pf_core.evaluation.manifest import BY_TYPE
 from pf_core.evaluation.scores import read_scores
 from pf_core.evaluation.verdict import judge_baselines
+from pf_core.names import path_name_of
 from pf_core.storage.builds import MANIFEST
 from pf_core.storage.files import read_json
 from pf_core.storage.locks import exclusive
+from pf_core.training.training_set import latest_training_set, open_training_set
 from tests.support.evaluated import ABOVE, make_manifest, write_evaluation
 from tests.support.judging import CUT, LAST, NUM_PINS, make_judged_site, write_model
 from tests.support.registry import promote_first
@@ -177,6 +183,55 @@ def test_never_means_never_and_an_undone_promotion_stays_undone(site: Site, inst
     assert champion_of(site) == "bad-1"
 
 
+AWKWARD = [
+    *(
+        "save+",
+        "save-",
+        "save ",
+        "保存",
+        "two\nlines",
+        "\x1b[31mred",
+        "<b>|`$x$",
+        "a/../b",
+        ".",
+        "..",
+        "...",
+        "/",
+        "a" * 400,
+    ),
+    *("a" * 399 + "b", "who", "::", "save:2b:", "café", "cafe\u0301", "\u202etxt"),
+]
+"""Action types and surfaces as a log may have them; an empty one counts as missing."""
+
+
+def test_any_action_type_and_surface_can_be_evaluated(
+    tmp_path: Path, shared_sites: SharedSites, instance: dg.DagsterInstance
+) -> None:
+    site = shared_sites.add_mlflow(make_judged_site(tmp_path, action_types=AWKWARD))
+    data = open_training_set(latest_training_set(site))
+    assert data.action_types == data.surfaces == sorted(AWKWARD)
+    run_dir, tracking = site.directory / "pinnerformer_model" / "awkward", Tracking(site)
+    write_model(run_dir / "model", action_types=data.action_types, surfaces=data.surfaces)
+    run = tracking.start(run_dir, name="awkward", params={}, tags={})
+    tracking.register(run, run_dir, model_version="awkward")
+    tracking.keep(run, [run_dir / "model"])
+    result = evaluate(site, instance)
+    assert result.success, failure_of(result)
+
+    summary = read_json(evaluation_dir(site) / MANIFEST)["summaries"]["awkward-1"]["once"]
+    words = {key.removeprefix(BY_TYPE) for key in summary if key.startswith(BY_TYPE)}
+    assert words == set(AWKWARD)
+    metrics = tracking._client.get_run(run.run_id).data.metrics
+    for word in words:
+        assert metrics[path_name_of(f"evaluation_{BY_TYPE}{word}_once")] == summary[BY_TYPE + word]
+    assert metrics["evaluation_recall_at_10/save:2b:_once"] == summary["recall_at_10/save+"]
+    shown = result.asset_materializations_for_node("offline_evaluation")[0].metadata["by_action_type"].value
+    names = set(shown.records[0].data)
+    assert len(names) == 1 + len(words)
+    assert all(name.isprintable() and len(name) < 210 for name in names)
+    assert {"who", "who (action type)", "save+", "\\x1b[31mred", "two\\nlines"} <= names
+
+
 def test_the_champion_alone(site: Site, instance: dg.DagsterInstance) -> None:
     register_champion(site, "good", is_good=True)
     for wish in (PromoteWhen.never, PromoteWhen.always):
@@ -196,6 +251,44 @@ def test_the_evaluation_decides_about_the_first_model(site: Site, instance: dg.D
     assert "already" not in reason
     assert champion_of(site) == "good-1"
     assert [one.because for one in Tracking(site).promotions()] == [reason]
+
+
+def test_a_first_model_that_loses_is_promoted_and_the_run_says_so(site: Site, instance: dg.DagsterInstance) -> None:
+    register(site, "bad", is_good=False)
+    result = evaluate(site, instance)
+    assert result.success
+    passed, reason = verdict(result)
+    assert passed
+    assert champion_of(site) == "bad-1"
+    assert "serving.promotion.first is always, although a baseline is better in all positives" in reason
+    assert not checks_of(result)["model_beats_baselines"].passed
+    [warning] = [entry.user_message for entry in instance.all_logs(result.run_id) if entry.level == logging.WARNING]
+    assert warning.startswith("model_beats_baselines failed")
+    assert "bad-1 is below the best baseline in all positives" in warning
+    assert "It is the champion all the same (serving.promotion). `pf status` has exit code 1, and this run" in warning
+
+
+def test_a_champion_that_changes_meanwhile_is_not_replaced(
+    site: Site, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person promotes another model while the candidate is compared with the champion."""
+    register_champion(site, "bad", is_good=False)
+    chosen = register(site, "other", is_good=False)
+    register(site, "good", is_good=True)
+    decide = promotion.evaluate_and_decide
+
+    def decide_and_meddle(*arguments: Any, **options: Any) -> Any:
+        found = decide(*arguments, **options)
+        Tracking(site).promote(chosen.version, because="a person knows better")
+        return found
+
+    monkeypatch.setattr(promotion, "evaluate_and_decide", decide_and_meddle)
+    assert (
+        "another model became the champion while good-3 was compared with the one before it; nothing was decided; run "
+        "again: dagster asset materialize --select offline_evaluation"
+    ) in failure_of(evaluate(site, instance))
+    assert champion_of(site) == "other-2"
+    assert not (evaluation_dir(site) / MANIFEST).exists()
 
 
 def test_what_cannot_be_judged_is_told_in_a_sentence(site: Site, instance: dg.DagsterInstance) -> None:

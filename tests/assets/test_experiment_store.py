@@ -1,7 +1,6 @@
 """Runs of experiments in MLflow, without a server: paths of their artifacts, names of their metrics."""
 
 import importlib.util
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +8,8 @@ from typing import Any
 import pytest
 
 from pf_assets.tracking import experiment_store
-from pf_assets.tracking.experiment_store import ExperimentStore, Outcome
-from pf_assets.tracking.runs import TrackedRun, artifact_path
+from pf_assets.tracking.experiment_store import Outcome
+from pf_assets.tracking.runs import artifact_path
 from pf_core.experiments.plan import JUDGEMENT
 from pf_core.storage.files import is_remote
 
@@ -40,15 +39,3 @@ def test_artifacts_in_object_storage_are_read_from_there(with_s3fs: None) -> Non
 def test_artifacts_on_disk_are_read_from_there(uri: str) -> None:
     assert outcome_at(uri).artifacts == artifact_path(uri) == Path("/data/my site/artifacts")
     assert not is_remote(outcome_at(uri).artifacts)
-
-
-def test_metrics_of_odd_action_types_have_names_that_mlflow_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[Mapping[str, float]] = []
-
-    def measure(self: ExperimentStore, run: TrackedRun, measurements: Sequence[Mapping[str, float]]) -> None:
-        measured.extend(measurements)
-
-    monkeypatch.setattr(ExperimentStore, "measure", measure)
-    store = object.__new__(ExperimentStore)
-    store.measure_final(TrackedRun(experiment_id="3", run_id="abc"), {"once/recall_at_10/add,to(cart)": 0.5})
-    assert measured == [{"step": 0, "once/recall_at_10/add_to_cart_": 0.5}]

@@ -28,7 +28,8 @@ from pf_assets.launch.processes import _raise_if_failed, command_for
 from pf_assets.settings import REPOSITORY
 from pf_assets.tracking.tracking import Tracking
 from pf_core.config.site import Site
-from pf_core.config.training import LaunchConfig, Preset, TrainingConfig, tiny
+from pf_core.config.training import tiny
+from pf_core.config.training_section import LaunchConfig, Preset, TrainingConfig
 from pf_core.days import ds_range, shift_ds
 from pf_core.pins.features import build_pin_features
 from pf_core.training.plan import current_model, models_dir, plan_model, read_history, training_fault
@@ -258,6 +259,35 @@ def test_the_demo_makes_what_is_missing(site: Site, tmp_path: Path) -> None:
     assert missing_model(other) == ["pinnerformer_model"]
 
 
+def start_training(site: Site, folder: Path, changes: dict[str, Any]) -> "subprocess.Popen[bytes]":
+    """Start a Dagster run that trains with two ranks, each with a process that samples."""
+    sampling = relaunched(site, processes_per_node=2, num_workers=1)
+    (folder / "site.yaml").write_text(sampling.model_dump_json())
+    (folder / "dagster.yaml").touch()
+    config = {"ops": {"pinnerformer_model": {"config": {"changes": changes}}}}
+    command = [sys.executable, "-m", "dagster", "asset", "materialize", "--select", "pinnerformer_model"]
+    return subprocess.Popen(
+        [*command, "-m", "pf_assets.definitions", "--config-json", json.dumps(config)],
+        env={**os.environ, "PF_SITE": str(folder / "site.yaml"), "DAGSTER_HOME": str(folder)},
+        cwd=REPOSITORY,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_alone_leaves_no_training_behind(site: Site, tmp_path: Path) -> None:
+    changes = {"optimizer": {"num_steps": 100_000}, "log_every": 10, "evaluate_every": 100_000, "checkpoint_every": 20}
+    run_dir = plan_model(site, changes=changes).run_dir
+    process = start_training(site, tmp_path, changes)
+    wait_for(lambda: any(run_dir.glob("checkpoints/step-*")) or process.poll() is not None)
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert len(started) >= 5  # torch.distributed.run, two ranks, and a process of each that samples
+    process.kill()
+    process.wait()
+    assert psutil.wait_procs(started, timeout=30)[1] == []
+
+
 @pytest.mark.slow
 def test_two_processes_cancelled_killed_and_still_trained(
     site: Site, instance: dg.DagsterInstance, tmp_path: Path
@@ -269,18 +299,7 @@ def test_two_processes_cancelled_killed_and_still_trained(
     def num_steps_saved() -> int:
         return max((int(path.name.removeprefix("step-")) for path in run_dir.glob("checkpoints/step-*")), default=0)
 
-    sampling = relaunched(site, processes_per_node=2, num_workers=1)
-    (tmp_path / "site.yaml").write_text(sampling.model_dump_json())
-    (tmp_path / "dagster.yaml").touch()
-    config = {"ops": {"pinnerformer_model": {"config": {"changes": changes}}}}
-    command = [sys.executable, "-m", "dagster", "asset", "materialize", "--select", "pinnerformer_model"]
-    process = subprocess.Popen(
-        [*command, "-m", "pf_assets.definitions", "--config-json", json.dumps(config)],
-        env={**os.environ, "PF_SITE": str(tmp_path / "site.yaml"), "DAGSTER_HOME": str(tmp_path)},
-        cwd=REPOSITORY,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = start_training(site, tmp_path, changes)
     try:
         wait_for(lambda: num_steps_saved() > 0 or process.poll() is not None)
         started = psutil.Process(process.pid).children(recursive=True)

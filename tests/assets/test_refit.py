@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from pf_assets.assets.evaluation import read_evaluation
 from pf_assets.cli import promotion as promotion_cli
-from pf_assets.definitions import build_definitions
 from pf_assets.launch.train_job import TrainJob
 from pf_assets.tracking.served_models import ServedModels
 from pf_assets.tracking.tracking import RegisteredModel, Tracking
 from pf_core.config.site import Site
-from pf_core.config.training import LaunchConfig, TrainingConfig, tiny
+from pf_core.config.training import tiny
+from pf_core.config.training_section import LaunchConfig
 from pf_core.days import ds_start_us, shift_ds
 from pf_core.errors import PipelineError
 from pf_core.hashing import is_held_out
@@ -25,31 +25,17 @@ from pf_core.model.checkpoint import read_description
 from pf_core.storage.files import read_json
 from pf_core.training.refit import current_refit
 from pf_core.training.training_set import latest_training_set, open_training_set, read_training_set_manifest
+from tests.support.accepted import HELD_OUT_SHARE, copy_accepted, run_assets
 from tests.support.judging import CUT, LAST, make_judged_site, write_model
 from tests.support.shared import SharedSites
 from tests.support.training_here import RUN_RANKS, run_rank_here
 
-HELD_OUT_SHARE = 0.5
-
 WEEKLY = ("pinnerformer_model", "offline_evaluation", "refitted_model")
-
-
-def make_accepted(root: Path, shared: SharedSites) -> Site:
-    """A site whose first model was trained, judged and accepted, and is not refitted."""
-    site = shared.add_mlflow(make_judged_site(root))
-    training = TrainingConfig(
-        evaluation_days=1, held_out_share=HELD_OUT_SHARE, preset="tiny", launch=LaunchConfig(num_workers=0)
-    )
-    site = site.model_copy(update={"training": training})
-    with pytest.MonkeyPatch.context() as patch, dg.DagsterInstance.ephemeral() as instance:
-        patch.setattr(RUN_RANKS, run_rank_here)
-        assert run(site, instance, *WEEKLY[:2]).success
-    return site
 
 
 @pytest.fixture
 def site(shared_sites: SharedSites, tmp_path: Path) -> Site:
-    return shared_sites.copy("accepted", lambda root: make_accepted(root, shared_sites), tmp_path / "site")
+    return copy_accepted(shared_sites, tmp_path / "site")
 
 
 @pytest.fixture
@@ -62,19 +48,8 @@ def _train_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RUN_RANKS, run_rank_here)
 
 
-def run(site: Site, instance: dg.DagsterInstance, *assets: str, **config: dict[str, Any]) -> dg.ExecuteInProcessResult:
-    definitions = build_definitions(site)
-    return dg.materialize(
-        [*(definitions.assets or []), *(definitions.asset_checks or [])],
-        selection=dg.AssetSelection.assets(*assets),
-        instance=instance,
-        run_config={"ops": {asset: {"config": each} for asset, each in config.items()}},
-        raise_on_error=False,
-    )
-
-
 def refit(site: Site, instance: dg.DagsterInstance, **config: bool) -> dg.AssetMaterialization:
-    result = run(site, instance, "refitted_model", refitted_model=config)
+    result = run_assets(site, instance, "refitted_model", refitted_model=config)
     assert result.success
     return result.asset_materializations_for_node("refitted_model")[0]
 
@@ -180,7 +155,7 @@ def test_a_rejected_candidate_is_not_refitted(
     before = served(site)
     monkeypatch.setattr(RUN_RANKS, _refuse_to_train)
     rejected = register(site, "rejected")
-    assert run(site, instance, "offline_evaluation", offline_evaluation={"promote": "never"}).success
+    assert run_assets(site, instance, "offline_evaluation", offline_evaluation={"promote": "never"}).success
     shown = refit(site, instance).metadata
     assert shown["refitted"].value is False
     assert f"candidate {rejected.served_version} is not the champion (not promoted: " in str(shown["reason"].value)
@@ -206,7 +181,7 @@ def test_a_refitted_champion_is_never_compared(site: Site, instance: dg.DagsterI
     champion, refitted = Tracking(site).champion(), served(site)
     assert champion is not None
     new = {"pinnerformer_model": {"changes": {"seed": 1}}, "offline_evaluation": {"promote": "always"}}
-    weekly = run(site, instance, *WEEKLY, **new)
+    weekly = run_assets(site, instance, *WEEKLY, **new)
     assert weekly.success
     manifest = read_evaluation(site)
     assert manifest is not None
@@ -235,7 +210,7 @@ def test_a_refit_that_learned_nothing_does_not_serve(
     judged = served(site)
     for module in ("pf_assets.launch.training", "pf_core.training.refit"):
         monkeypatch.setattr(f"{module}.training_fault", lambda history: "its loss did not fall")
-    result = run(site, instance, "refitted_model")
+    result = run_assets(site, instance, "refitted_model")
     assert result.success
     (check,) = result.get_asset_check_evaluations()
     assert (check.check_name, check.passed) == ("refit_loss_fell_and_is_finite", False)
@@ -250,7 +225,7 @@ def test_an_interrupted_refit_leaves_the_judged_model_serving(
     judged = served(site)
     with monkeypatch.context() as patch:
         patch.setattr(RUN_RANKS, _refuse_to_train)
-        assert not run(site, instance, "refitted_model").success
+        assert not run_assets(site, instance, "refitted_model").success
     assert not (site.directory / "training_set" / "refit").exists()
     assert served(site) == judged
     refit(site, instance)

@@ -11,6 +11,7 @@ from pf_assets.report.views import NOT_EXPLAINED, Report
 from pf_assets.tracking.experiment_store import Outcome
 from pf_assets.tracking.runs import TrackedRun
 from pf_core.config.site import Site, load_site
+from pf_core.config.source import Positive
 from pf_core.config.training import TrainConfig, demo
 from pf_core.experiments.bootstrap import Interval
 from pf_core.experiments.claims import Results
@@ -129,6 +130,37 @@ def test_foreign_text_is_escaped(report: Report) -> None:
     page = render_html(report)
     assert "Odd &lt;name&gt;" in page
     assert "a &amp; b" in page
+
+
+AWKWARD_TASKS = (
+    *("save|+", "<b>bold</b>", "`tick`", "``", "$x$ $", "\x1b[31mred", "two\nlines", "*star*", "[a](http://b)"),
+    *("\u202etxt", "a" * 400),
+)
+
+
+def test_action_types_are_shown_and_not_executed(tmp_path: Path) -> None:
+    """A log's words are on the page and in the text as they are, also in tables, code and figures."""
+    awkward = site().model_copy(
+        update={"source": site().source.model_copy(update={"positive": Positive(action_types=AWKWARD_TASKS)})}
+    )
+    chosen = {name: each for name, each in experiments(awkward).items() if "multi-task" in each.sets}
+    assert len(chosen) == 1 + len(AWKWARD_TASKS)
+    made = build_report(make_store(chosen, BASE_MODEL, num_users=20, tasks=AWKWARD_TASKS), ReportFacts())
+    page, text = render_html(made), render_markdown(made, tmp_path / "figures")
+    for shown in (page, text):
+        assert "\x1b" not in shown
+        assert "\u202e" not in shown
+        assert "\\x1b[31mred" in shown.replace("\\\\x1b\\[", "\\x1b[")
+        assert "a" * 201 not in shown
+    assert "<b>bold" not in page.casefold()
+    section = text.split("## Learning several tasks at once")[1].split("\n## ")[0]
+    tables = [line for line in section.splitlines() if line.startswith("| ") and " only |" in line]
+    assert len(tables) == len(AWKWARD_TASKS)
+    columns = {len(re.sub(r"\\.", "", line).split("|")) for line in tables}
+    assert len(columns) == 1, "a | in a word makes no column"
+    assert "\\<b\\>bold\\</b\\> only" in text
+    outside_code = re.sub(r"(`+)(?!`).+?(?<!`)\1(?!`)", "", re.sub(r"\\.", "", text))
+    assert "<b>" not in outside_code.casefold()
 
 
 def test_the_counts_are_those_of_the_papers_claims(report: Report) -> None:

@@ -10,6 +10,7 @@ from pf_assets.tracking import runs
 from pf_assets.tracking.runs import MAX_PARAM_CHARS, TrackedRun, artifact_path, flatten, git_commit, run_url
 from pf_assets.tracking.tracking import Tracking
 from pf_core.errors import PipelineError
+from pf_core.names import path_name_of
 from tests.support.registry import promote_first
 from tests.support.shared import SharedSites
 from tests.support.sites import SmallSite
@@ -59,6 +60,19 @@ def test_what_nobody_reported_is_added(tracking: Tracking) -> None:
         losses = tracking._client.get_metric_history(run.run_id, "loss")
         assert [(metric.step, metric.value) for metric in losses] == [(20, 3.0), (40, 2.0)]
         assert [metric.step for metric in tracking._client.get_metric_history(run.run_id, "recall_at_10")] == [20]
+
+
+def test_metrics_of_any_action_type_are_kept_apart(tracking: Tracking) -> None:
+    """Names that MLflow refuses are encoded, and read back for a history that is incomplete."""
+    run, _ = start(tracking, "a")
+    words = ["add,to(cart)", "add_to_cart_", "save+", "a/../b", "..", "", "two\nlines", "é" * 300, "é" * 300 + "è"]
+    values = {f"once/recall_at_10/{word}": number / 10 for number, word in enumerate(words)}
+    for _ in range(2):
+        tracking.measure_missing(run, [{"step": 0, **values}])
+    found = tracking._client.get_run(run.run_id).data.metrics
+    assert found == {path_name_of(name): value for name, value in values.items()}
+    assert len(found) == len(words)
+    assert all(len(tracking._client.get_metric_history(run.run_id, name)) == 1 for name in found)
 
 
 def test_a_run_goes_on_until_its_database_is_gone(tracking: Tracking) -> None:

@@ -59,7 +59,7 @@ def test_the_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     files = [path for package in ("pf_core", "pf_assets") for path in (REPOSITORY / package).rglob("*")]
-    expected = {str(path.relative_to(REPOSITORY)) for path in files if path.suffix in (".py", ".j2", ".txt")}
+    expected = {str(path.relative_to(REPOSITORY)) for path in files if path.suffix in (".py", ".j2", ".txt", ".yaml")}
     assert packed == expected
 
 

@@ -1,0 +1,76 @@
+"""`pf forget --verify`: what is left of a user, place by place, and until when."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import typer
+
+from pf_assets.cli.output import show
+from pf_assets.metadata.remains import search_pages
+from pf_assets.tracking.experiment_store import ExperimentStore
+from pf_assets.tracking.tracking import Tracking
+from pf_core.config.site import Site
+from pf_core.operations.remains import Place, Remains, TrainedModel, find_remains
+from pf_core.printable import printable
+
+MAX_ID_CHARS = 100
+
+COLORS = {"gone": None, "left": "yellow", "overdue": "red"}
+
+
+def artifact_folders(site: Site) -> list[Path]:
+    """Return the folders in which MLflow keeps the files of the site's runs."""
+    return [Tracking(site).artifact_folder, ExperimentStore(site).artifact_folder]
+
+
+def show_remains(site: Site, user_id: int | str, *, as_json: bool) -> None:
+    """Print what is left of a user. Exit code 1: not on the list, or something is left that should be gone."""
+    remains = find_remains(site, user_id, artifacts=artifact_folders(site), models=_registered_models(site))
+    remains = dataclasses.replace(remains, places=[*remains.places, search_pages(site, user_id)])
+    if as_json:
+        show(json.dumps(remains.as_json(), indent=1), keep="\n")
+    else:
+        _print(remains)
+    if not remains.is_forgotten:
+        raise typer.Exit(1)
+
+
+def _registered_models(site: Site) -> list[TrainedModel]:
+    tracking = Tracking(site)
+    if not tracking.exists:
+        return []
+    served = tracking.served()
+    return [
+        TrainedModel(
+            name=f"{tracking.name} version {model.version} ({model.served_version})",
+            data_read_at=tracking.data_read_at(model),
+            serves=model == served,
+        )
+        for model in tracking.versions()
+    ]
+
+
+def _print(remains: Remains) -> None:
+    entry = remains.entry
+    listed = "not on the deletion list" if entry is None else "on the deletion list"
+    if entry is not None and entry["since"] is not None:
+        listed += f" since {printable(entry['since'], max_chars=MAX_ID_CHARS)}"
+    show(f"user {printable(str(remains.user_id), max_chars=MAX_ID_CHARS)}: {listed}", bold=True)
+    for place in remains.places:
+        _print_place(place)
+    overdue = [place.name for place in remains.places if place.state == "overdue"]
+    if entry is None:
+        show("nothing is deleted of a user who is not on the list; to forget the user: pf forget USER", fg="red")
+    elif overdue:
+        show(f"left, although it should be gone: {', '.join(overdue)}; to finish, run: pf forget", fg="red")
+    else:
+        show("nothing is left that should be gone by now")
+
+
+def _print_place(place: Place) -> None:
+    show(f"  {place.state:<8} {place.name:<24} {printable(place.searched)}", fg=COLORS[place.state])
+    for where in place.found:
+        show(f"{'':<36}{where}")
+    if place.until is not None:
+        show(f"{'':<36}until: {place.until}")
