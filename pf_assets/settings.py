@@ -29,10 +29,24 @@ EXPERIMENTS_SITE = REPOSITORY / "dagster_home" / "experiments" / "experiments.ya
 
 INSTANCE_FILE = "dagster.yaml"
 
+INSTANCE_TEXT = Path(__file__).with_name(INSTANCE_FILE)
+"""What a new site's dagster.yaml says; installed with the package."""
+
+SITE_FILE = "site.yaml"
+"""Name of the site file that `pf init` writes."""
+
 
 def site_path(environment: Mapping[str, str], *, otherwise: Path = DEMO_SITE) -> Path:
     """Path of the site file that PF_SITE names; without PF_SITE, the default of the command (mostly the demo's)."""
     return Path(environment.get("PF_SITE") or otherwise)
+
+
+def own_site_path(environment: Mapping[str, str]) -> Path:
+    """Path of the site file of a command that works on somebody's own logs: PF_SITE, or ./site.yaml."""
+    path = site_path(environment, otherwise=Path(SITE_FILE))
+    if not path.is_file():
+        raise PipelineError(f"no site file at {path}", "make one from your logs with `pf init LOGS`, or name one")
+    return path
 
 
 def dagster_home(site_file: Path | None = None) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from pf_assets.cli.output import fail
+from pf_assets.cli.output import fail, show
 from pf_assets.cli.world import write_world
 from pf_assets.settings import DEMO_SITE, REPOSITORY, mlflow_server, start_engine
 from pf_assets.tracking.benchmark_store import BenchmarkStore
@@ -23,6 +23,7 @@ from pf_core.benchmark.run import Origin, run_benchmark
 from pf_core.config.site import Site, load_site
 from pf_core.errors import PipelineError
 from pf_core.storage.files import local_dir, write_folder
+from pf_core.storage.privacy import private
 from pf_core.world import config as world_config
 
 SOURCES = REPOSITORY / "docs" / "sources"
@@ -87,18 +88,19 @@ def benchmark(
         looks_file=looks,
         looks_name=str(looks.relative_to(REPOSITORY) if looks.is_relative_to(REPOSITORY) else looks),
     )
-    result = run_benchmark(
-        described,
-        name=name,
-        level=level,
-        seed=seed,
-        cache=cache,
-        folder=folder.resolve(),
-        start_engine=start_engine,
-        origin=origin,
-        progress=_progress,
-    )
-    typer.echo(result.markdown)
+    with private(cache):  # the stages' data of this log are in it
+        result = run_benchmark(
+            described,
+            name=name,
+            level=level,
+            seed=seed,
+            cache=cache,
+            folder=folder.resolve(),
+            start_engine=start_engine,
+            origin=origin,
+            progress=_progress,
+        )
+    show(result.markdown, keep="\n")
     if publish is not None:
         publish_section(publish, name, result.markdown)
     run = BenchmarkStore(tracked).keep_table(result.table, result.folder)
@@ -107,7 +109,7 @@ def benchmark(
 
 def _progress(message: str) -> None:
     """Print a line to standard error: standard output has the table alone."""
-    typer.echo(message, err=True)
+    show(message, err=True)
 
 
 def _command(log: str | None, site: Path | None, level: Level, seed: int) -> str:

@@ -3,9 +3,8 @@
 import os
 import time
 
-import typer
-
 from pf_assets.assets.evaluation import read_evaluation
+from pf_assets.cli.output import show
 from pf_assets.cli.releases import show_recommendations
 from pf_assets.cli.runs import materialize, missing_days
 from pf_assets.cli.world import write_world
@@ -46,9 +45,9 @@ def demo() -> None:
             f"pf demo needs the repository: there is no {DEMO_SITE}", "clone it, and run `make demo` in the clone"
         )
     site = load_site(DEMO_SITE, environment=os.environ)
-    typer.secho("1. The demo site's logs", bold=True)
+    show("1. The demo site's logs", bold=True)
     write_world(world_config.demo(), site.log_root, "csv.gz")
-    typer.secho("2. The asset graph", bold=True)
+    show("2. The asset graph", bold=True)
     for assets, days in missing_days(site).items():
         materialize(assets, days)
     missing = missing_model(site)
@@ -61,9 +60,7 @@ def demo() -> None:
     _serve(site)
     _summarize(site, time.monotonic() - started)
     show_recommendations(site, _active_user(site), k=10, recent=10)
-    typer.echo(
-        "Next: `make dev` serves the UI on http://localhost:3000; `pf recommend USER`, `pf releases`, `pf status`"
-    )
+    show("Next: `make dev` serves the UI on http://localhost:3000; `pf recommend USER`, `pf releases`, `pf status`")
 
 
 def _serve(site: Site) -> None:
@@ -114,8 +111,8 @@ def _summarize(site: Site, seconds: float) -> None:
     assert evaluation is not None
     result, snapshot = model["result"], snapshot_state(site).require(site.end_ds)["counts"]
     release = next(manifest for manifest in list_releases(site) if manifest["is_current"])
-    typer.secho(f"\nDone in {seconds:.0f} s. As of {site.end_ds}:", bold=True)
-    typer.echo(
+    show(f"\nDone in {seconds:.0f} s. As of {site.end_ds}:", keep="\n", bold=True)
+    show(
         f"  raw_actions         {totals['kept']:,} actions in {len(manifests)} days "
         f"({totals['read']:,} rows read, {totals['duplicates']:,} duplicates, {totals['quarantined']:,} quarantined)\n"
         f"  pin_features        {pins['pins']:,} pins, {pins['candidates']:,} of them candidates\n"
@@ -131,7 +128,8 @@ def _summarize(site: Site, seconds: float) -> None:
         f"{snapshot['new']:,} new, {snapshot['carried_over']:,} carried over\n"
         f"  release             {release['release']}: {release['counts']['users']:,} users, "
         f"{release['counts']['pins']:,} pins, model {release['model_version']}\n"
-        f"  in                  {site.directory}\n"
+        f"  in                  {site.directory}\n",
+        keep="\n",
     )
 
 

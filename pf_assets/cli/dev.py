@@ -5,18 +5,19 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-import typer
-
+from pf_assets.cli.output import show
 from pf_assets.settings import REPOSITORY, current_site, dagster_home
 from pf_assets.tracking.tracking import Tracking
+from pf_core.storage.privacy import umask_for
 
 
 def dev(dagster_port: int = 3000, mlflow_port: int = 5000) -> None:
     """Serve the Dagster UI and the MLflow UI until Ctrl-C."""
     site = current_site()
     tracking = Tracking(site)
-    tracking.root.mkdir(parents=True, exist_ok=True)
+    tracking.prepare()
     environment = {
         **os.environ,
         "DAGSTER_HOME": dagster_home(),
@@ -24,7 +25,7 @@ def dev(dagster_port: int = 3000, mlflow_port: int = 5000) -> None:
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_BACKEND_STORE_URI": tracking.uri,  # not an argument: every user of the machine can read those
     }
-    typer.echo(f"Dagster: http://localhost:{dagster_port}   MLflow: http://localhost:{mlflow_port}   Ctrl-C ends both")
+    show(f"Dagster: http://localhost:{dagster_port}   MLflow: http://localhost:{mlflow_port}   Ctrl-C ends both")
     commands = [
         ["dagster", "dev", "-w", "workspace.yaml", "-p", str(dagster_port)],
         [
@@ -33,7 +34,13 @@ def dev(dagster_port: int = 3000, mlflow_port: int = 5000) -> None:
         ],
     ]
     servers = [
-        subprocess.Popen([sys.executable, "-m", *command], cwd=REPOSITORY, env=environment, start_new_session=True)
+        subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=REPOSITORY,
+            env=environment,
+            start_new_session=True,
+            umask=umask_for(Path(environment["DAGSTER_HOME"])),
+        )
         for command in commands
     ]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -41,7 +48,7 @@ def dev(dagster_port: int = 3000, mlflow_port: int = 5000) -> None:
         while all(server.poll() is None for server in servers):
             time.sleep(1)
     except KeyboardInterrupt:
-        typer.echo("stopping")
+        show("stopping")
     finally:
         for server in servers:
             _stop(server)

@@ -14,7 +14,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from pf_assets.cli.output import fail
+from pf_assets.cli.output import fail, show
 from pf_assets.cli.runs import materialize, missing_days, prepare_instance
 from pf_assets.cli.world import write_world
 from pf_assets.settings import DEMO_SITE, EXPERIMENTS_SITE, site_path
@@ -49,7 +49,7 @@ def ablations(
     chosen = choose_experiments(experiments(site), sets=sets or (), names=names or ())
     if dry_run:
         for experiment in chosen:
-            typer.echo(f"{experiment.name:<24} {', '.join(experiment.sets)}")
+            show(f"{experiment.name:<24} {', '.join(experiment.sets)}")
         return
     prepare(site, site_file)
     work = _Work(site_file, plan_experiments(site, chosen, num_seeds=seeds), any_code=any_code, jobs=jobs)
@@ -63,7 +63,7 @@ def ablations(
             pool.shutdown(wait=False, cancel_futures=True)  # the runs receive the signal themselves
             raise
     done = len(work.plans) - len(failed)
-    typer.secho(f"{done} of {len(work.plans)} recipes are finished; `pf report` reports on them", bold=True)
+    show(f"{done} of {len(work.plans)} recipes are finished; `pf report` reports on them", bold=True)
     if failed:
         fail(f"these failed, their logs are above: {', '.join(failed)}; the same command runs them again")
 
@@ -80,12 +80,12 @@ class _Work:
 
     def run(self, name: str) -> str | None:
         """Run a recipe; return its name if it failed: the other recipes do not depend on it."""
-        typer.secho(self.progress(self._left), bold=True)
+        show(self.progress(self._left), keep="\n", bold=True)
         config = {"ops": {"ablation_runs": {"config": {"num_seeds": len(self.plans[name])}}}}
         try:
             materialize("ablation_runs", partition=name, config=config, site_file=self.site_file)
         except PipelineError as error:
-            typer.secho(str(error), fg="red", err=True)
+            show(str(error), keep="\n\t", err=True, fg="red")
             return name
         finally:
             self._left.remove(name)
@@ -155,5 +155,5 @@ def report(
         shutil.copy(made / "report.md", out)
         shutil.rmtree(out / "figures", ignore_errors=True)
         shutil.copytree(made / "figures", out / "figures")
-        typer.echo(f"the text: {out / 'report.md'}")
-    typer.echo(f"the page: {made / 'index.html'}")
+        show(f"the text: {out / 'report.md'}")
+    show(f"the page: {made / 'index.html'}")

@@ -6,12 +6,13 @@ base dependencies are installed.
 
 import importlib
 import importlib.util
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from pf_core.errors import PipelineError
 
@@ -28,6 +29,21 @@ class LazyCommand:
     """The function's docstring, for the list of commands; a test compares them."""
     needs_pipeline: bool = True
     """Whether the command needs the extra `pipeline`."""
+    takes_ids: bool = False
+    """Whether its arguments are ids, so that -5 is one and no option."""
+
+
+class CommandOfIds(TyperCommand):
+    """A command whose arguments may be negative integers. An id that looks like an option comes after `--`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        before, after = args, []
+        if "--" in args:
+            place = args.index("--")
+            before, after = args[:place], args[place + 1 :]
+        negative = [argument for argument in before if re.fullmatch("-[0-9]+", argument)]
+        options = [argument for argument in before if argument not in negative]
+        return super().parse_args(ctx, [*options, "--", *negative, *after])
 
 
 def lazy_app(commands: Mapping[str, LazyCommand]) -> typer.Typer:
@@ -57,5 +73,5 @@ def load_command(name: str, command: LazyCommand) -> Any:
         )
     function = getattr(importlib.import_module(command.module), name)
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(name)(function)
+    app.command(name, cls=CommandOfIds if command.takes_ids else None)(function)
     return typer.main.get_command(app)

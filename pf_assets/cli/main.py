@@ -15,9 +15,13 @@ COMMANDS = {
         "Write the logs of a synthetic site: tiny, demo, experiments, or large (with --num-users and --num-days).",
         needs_pipeline=False,
     ),
+    "init": LazyCommand(
+        "pf_assets.cli.init",
+        "Look at logs, and write ./site.yaml and ./dagster.yaml for them; nothing that exists is overwritten.",
+    ),
     "check": LazyCommand(
         "pf_assets.cli.check",
-        "Validate a site file and show how it reads the first file of your logs, without writing anything.",
+        "Show what a site file makes of your logs, without writing anything; an error if a run would fail on them.",
     ),
     "status": LazyCommand(
         "pf_assets.cli.operations",
@@ -29,7 +33,8 @@ COMMANDS = {
     ),
     "forget": LazyCommand(
         "pf_assets.cli.operations",
-        "Add users to the deletion list, and delete them from every release at once and from all other data by a run.",
+        "Put users on the deletion list and delete them wherever they are stored; --verify shows what is left.",
+        takes_ids=True,
     ),
     "export": LazyCommand(
         "pf_assets.cli.operations",
@@ -43,9 +48,13 @@ COMMANDS = {
         "pf_assets.cli.releases",
         "Show the best pins for a user in the current release, and the user's newest actions.",
         needs_pipeline=False,
+        takes_ids=True,
     ),
     "similar": LazyCommand(
-        "pf_assets.cli.releases", "Show the pins nearest to a pin in the current release.", needs_pipeline=False
+        "pf_assets.cli.releases",
+        "Show the pins nearest to a pin in the current release.",
+        needs_pipeline=False,
+        takes_ids=True,
     ),
     "releases": LazyCommand(
         "pf_assets.cli.releases",
@@ -75,11 +84,15 @@ app = lazy_app(COMMANDS)
 
 
 def main() -> None:
-    """Entry point: prints a PipelineError as one sentence, without a traceback."""
+    """Entry point: prints a PipelineError, and a problem of the disk, as one sentence without a traceback."""
     try:
         app()
     except PipelineError as error:
         fail(str(error))
+    except OSError as error:
+        from pf_core.storage.disk import disk_sentence  # as the commands, imported when it is needed
+
+        fail(disk_sentence(error))
 
 
 if __name__ == "__main__":

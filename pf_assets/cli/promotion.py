@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from pf_assets.cli.output import show
 from pf_assets.settings import current_site
 from pf_assets.tracking.tracking import DECISION_TAG, VERDICT_TAG, Promotion, RegisteredModel, Tracking
 from pf_core.errors import PipelineError, materialize_command
@@ -36,7 +37,7 @@ def promote(
 def _announce(tracking: Tracking, champion: RegisteredModel) -> None:
     refit = tracking.refit_of(champion)
     serves = "it" if refit is None else f"its refit, version {refit.version}, model {refit.served_version}"
-    typer.echo(
+    show(
         f"the champion is version {champion.version}, model {champion.served_version}. The next new day of "
         f"user_embeddings embeds all users with {serves}; until that day is released, the current release stays"
     )
@@ -52,25 +53,25 @@ def _list(tracking: Tracking) -> None:
     for model in models:
         if model.judged_version is not None:
             until = f"refit of version {model.judged_version}, until {model.tags['cut_ds']}"
-            typer.echo(f"version {model.version:<4} {model.served_version:<18} {until}")
+            show(f"version {model.version:<4} {model.served_version:<18} {until}")
             continue
         aliases = [alias for alias, one in (("champion", champion), ("candidate", candidate)) if one == model]
         recall, discovery, coverage = (
             model.tags.get(f"evaluation_{name}", "-")
             for name in ("recall_at_10", "discovery_at_10", "p90_coverage_at_10")
         )
-        typer.secho(
+        show(
             f"version {model.version:<4} {model.served_version:<18} {', '.join(aliases):<20} "
             f"recall@10 {recall:<7} discovery@10 {discovery:<7} P90 coverage@10 {coverage}".rstrip(),
             bold=bool(aliases),
         )
         if DECISION_TAG in model.tags:
-            typer.echo(f"  {model.tags[DECISION_TAG]}")
+            show(f"  {model.tags[DECISION_TAG]}")
         if VERDICT_TAG in model.tags:
-            typer.echo(f"  {VERDICT_TAG} {model.tags[VERDICT_TAG].partition(':')[0]}")
-    typer.secho("champions, newest first", bold=True)
+            show(f"  {VERDICT_TAG} {model.tags[VERDICT_TAG].partition(':')[0]}")
+    show("champions, newest first", bold=True)
     for promotion in reversed(tracking.promotions()):
-        typer.echo(f"  {_line(promotion)}")
+        show(f"  {_line(promotion)}")
 
 
 def _line(promotion: Promotion) -> str:

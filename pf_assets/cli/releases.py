@@ -1,11 +1,12 @@
 """`pf` commands that read releases, and rollback: they need the base installation only."""
 
 import importlib.util
+import re
 from typing import Annotated
 
 import typer
 
-from pf_assets.cli.output import show
+from pf_assets.cli.output import cut, show
 from pf_assets.settings import current_site
 from pf_core.config.site import Site
 from pf_core.errors import PipelineError, materialize_command
@@ -32,28 +33,29 @@ def show_recommendations(site: Site, user: str, *, k: int, recent: int, new_only
     user_id = parse_user_id(user, site.source.actions.user_id.type)
     hits = release.recommend(user_id, k=k, new_only=new_only)
     manifest = release.manifest
-    typer.secho(f"user {user} in release {manifest['release']} (model {manifest['model_version']})", bold=True)
+    show(f"user {user} in release {manifest['release']} (model {manifest['model_version']})", bold=True)
     _show_newest_actions(site, manifest["ds"], user_id, recent)
-    typer.echo("  recommended pins:")
+    show("  recommended pins:")
     for hit in hits:
         own = "  (own pin)" if hit.source == "memory" else ""
-        show(f"    {hit.score:.3f}  {hit.pin_id!s:<16} {hit.interest}{own}")
+        show(f"    {hit.score:.3f}  {hit.pin_id!s:<16} {cut(hit.interest)}{own}")
     if new_only and not hits.seen_is_complete:
-        typer.echo("  the user has seen more pins than the release knows: serving.seen_size in the site file")
+        show("  the user has seen more pins than the release knows: serving.seen_size in the site file")
 
 
 def _show_newest_actions(site: Site, ds: str, user_id: int | str, limit: int) -> None:
     """Timelines are Lance datasets, which the base installation does not read; recommendations do not need them."""
     if importlib.util.find_spec("lance") is None:
-        typer.echo("  newest actions: not shown, they need Lance; pip install 'pinnerformer[pipeline]'")
+        show("  newest actions: not shown, they need Lance; pip install 'pinnerformer[pipeline]'")
         return
     from pf_core.operations.inspect import newest_actions
 
     rows = newest_actions(site, ds, user_id, limit)
     if rows:
-        typer.echo(f"  newest actions until {ds}:")
+        show(f"  newest actions until {ds}:")
     for row in rows:
-        show(f"    {row['ts']:%Y-%m-%d %H:%M}  {row['action_type']:<12} {row['pin_id']!s:<16} {row['interest']}")
+        action_type, interest = cut(row["action_type"]), cut(row["interest"])
+        show(f"    {row['ts']:%Y-%m-%d %H:%M}  {action_type:<12} {row['pin_id']!s:<16} {interest}")
 
 
 def similar(
@@ -65,22 +67,22 @@ def similar(
     release = Serving(site).release()
     pin_id: int | str = pin
     if site.source.pins.pin_id.type == "int":
-        if not pin.lstrip("-").isdigit():
+        if not re.fullmatch("-?[0-9]+", pin):
             raise PipelineError(f"{pin!r} is not an integer pin id")
         pin_id = int(pin)
     for hit in release.similar(pin_id, k=k):
-        show(f"{hit.score:.3f}  {hit.pin_id!s:<16} {hit.interest}")
+        show(f"{hit.score:.3f}  {hit.pin_id!s:<16} {cut(hit.interest)}")
 
 
 def releases() -> None:
     """List the releases, newest first; an arrow marks the current one."""
     found = list_releases(current_site())
     if not found:
-        typer.echo(f"no release yet; publish one with: {materialize_command('release', 'DAY')}")
+        show(f"no release yet; publish one with: {materialize_command('release', 'DAY')}")
     for manifest in found:
         mark = "→" if manifest["is_current"] else " "
         counts = manifest["counts"]
-        typer.echo(
+        show(
             f"{mark} {manifest['release']:<14} {counts['users']:>9,} users  {counts['pins']:>9,} pins  "
             f"model {manifest['model_version']}  built {manifest['created_at']}"
         )
@@ -93,6 +95,4 @@ def rollback(
 ) -> None:
     """Make an earlier release the current one, at once, and withdraw the releases after it."""
     manifest = rollback_release(current_site(), to=to)
-    typer.echo(
-        f"current is {manifest['release']}: {manifest['counts']['users']:,} users, model {manifest['model_version']}"
-    )
+    show(f"current is {manifest['release']}: {manifest['counts']['users']:,} users, model {manifest['model_version']}")

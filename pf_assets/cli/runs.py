@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import typer
 
+from pf_assets.cli.output import show
 from pf_assets.settings import REPOSITORY, dagster_home
 from pf_core.config.site import Site
 from pf_core.days import ds_range
 from pf_core.errors import PipelineError
 from pf_core.logs.partition import read_manifest
+from pf_core.parent_process import tied
 from pf_core.pins.features import pin_state
+from pf_core.storage.privacy import private, umask_for
 from pf_core.timelines.build import timeline_state
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "INFO"}}}}
@@ -35,11 +37,14 @@ def materialize(
     command += [] if partition is None else ["--partition", partition]
     command += ["-m", "pf_assets.definitions"]
     what = assets if partition is None else f"{assets} {partition}"
-    typer.echo(what if days is None else f"{what}: {days[0]} to {days[-1]}")
+    show(what if days is None else f"{what}: {days[0]} to {days[-1]}")
     environment = {**os.environ, "DAGSTER_HOME": dagster_home(site_file)}
     environment |= {} if site_file is None else {"PF_SITE": str(site_file)}
     process = subprocess.Popen(
-        [*command, "--config-json", json.dumps(QUIET | (config or {}))], cwd=REPOSITORY, env=environment
+        tied([*command, "--config-json", json.dumps(QUIET | (config or {}))]),
+        cwd=REPOSITORY,
+        env=environment,
+        umask=umask_for(Path(environment["DAGSTER_HOME"])),  # Dagster's databases and logs quote the site's logs
     )
     try:
         exit_code = process.wait()
@@ -52,7 +57,8 @@ def materialize(
 
 def prepare_instance(site_file: Path) -> None:
     """Create Dagster's databases before several runs start: two runs that create one at once damage its schema."""
-    with dg.DagsterInstance.from_config(dagster_home(site_file)) as instance:
+    home = dagster_home(site_file)
+    with private(Path(home)), dg.DagsterInstance.from_config(home) as instance:
         instance.get_runs_count()
         instance.all_asset_keys()
         instance.all_instigator_state()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pf_assets.cli.output import fail
+from pf_assets.cli.output import fail, show
 from pf_core.world import config as world_config
 from pf_core.world.config import WorldConfig
 from pf_core.world.logs import FileFormat, write_logs
@@ -41,6 +41,6 @@ def world(
 def write_world(config: WorldConfig, out: Path, file_format: FileFormat) -> None:
     """Write the days whose logs do not exist yet."""
     try:
-        write_logs(config, out, file_format=file_format, workers=os.cpu_count() or 1, progress=typer.echo)
+        write_logs(config, out, file_format=file_format, workers=os.cpu_count() or 1, progress=show)
     except ValueError as error:  # the folder holds another world
         fail(str(error))

@@ -1,26 +1,29 @@
-"""A preview of the logs: reads their first rows as a run would, and refuses what a run would fail on.
+"""A preview of the logs: maps rows as a run would, and refuses what a run would fail on.
 
-`pf check` prints it, before hours of ingestion.
+`pf check` prints it, before hours of ingestion; `pf init` tries its site file with it.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import yaml
 
+from pf_core.config.files import DAY
 from pf_core.config.site import Site
-from pf_core.config.source import DAY, NpyVectors
+from pf_core.config.source import NpyVectors
 from pf_core.errors import PipelineError
 from pf_core.logs.checks import judge_rejects
 from pf_core.logs.mapping import ActionMapper
+from pf_core.logs.parquet_columns import raw_json
 from pf_core.logs.positives import positive_mask
-from pf_core.logs.readers import RawBatch, find_files, read_file
+from pf_core.logs.raw_batch import RawBatch
+from pf_core.logs.readers import find_files, read_file
 from pf_core.logs.remedies import OUTSIDE_SITE_DAYS, remedy_of
-from pf_core.logs.routing import DAY_US, DayRule, day_number, ds_of
+from pf_core.logs.routing import DAY_US, DayRule, ds_of
 from pf_core.logs.settings import IngestSettings
 from pf_core.printable import printable
 
@@ -31,83 +34,100 @@ MAX_VALUE_CHARS = 200
 """Longer texts of a log are cut."""
 
 
+class Reject(NamedTuple):
+    """A row that a run would quarantine."""
+
+    reason: str
+    row: int
+    """Its number, counted from the first row that was read."""
+    content: str
+    """The row as text; empty for all but the first of its reason."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """Some rows of a file, mapped."""
 
+    file: Path
+    start: int
+    """Byte of the file at which reading began; row numbers count from there."""
     num_read: int
     actions: pa.Table
     """The rows that a run would keep."""
-    num_positive: int
+    is_positive: np.ndarray
+    """Which of these are positive."""
     num_skipped: int
     outside: np.ndarray
     """Day numbers of the rows of an undated log outside the site's days."""
-    rejects: list[tuple[int, str]]
-    """Row number and reason of each row that a run would quarantine."""
+    rejects: list[Reject]
 
 
 class LogPreview:
-    """Reads files as a run would read those of one day."""
+    """Maps rows as a run would map them."""
 
-    def __init__(self, site: Site, day: str) -> None:
+    def __init__(self, site: Site) -> None:
         self._source, self._positive = site.source.actions, site.source.positive
         self._mapper = ActionMapper(self._source)
         self._rule = DayRule.of(IngestSettings.of(site))
-        self._file_day = day_number(day)
 
-    def read(self, file: Path, max_rows: int | None = None) -> Iterator[Part]:
-        """Yield the rows of a file, or the first `max_rows`."""
-        num_left = max_rows
-        for batch in read_file(file, self._source, self._source.mapped_columns):
-            if num_left is not None:
-                batch = _first_rows(batch, num_left)
-                num_left -= len(batch.row_number) + len(batch.malformed)
-            yield self._map(batch)
-            if num_left == 0:
-                return
-
-    def _map(self, batch: RawBatch) -> Part:
+    def map(self, batch: RawBatch, file_day: int, *, start: int = 0) -> Part:
+        """Map rows that were read from byte `start` of a file on; `file_day` is the day of a file of a dated log."""
         mapped = self._mapper.map(batch.rows)
         row_day = mapped.ts_us[mapped.kept] // DAY_US
-        rejects = [(number, reason) for number, reason, _ in batch.malformed]
-        rejects += zip(batch.row_number[mapped.rejected].tolist(), mapped.reasons, strict=True)
+        rejected, reasons = mapped.rejected, mapped.reasons
         if self._source.is_dated:
-            accepted = self._rule.accepts(row_day, self._file_day)
-            numbers = batch.row_number[mapped.kept[~accepted]].tolist()
-            reasons = [self._rule.reason(day, self._file_day) for day in row_day[~accepted]]
-            rejects += zip(numbers, reasons, strict=True)
+            accepted = self._rule.accepts(row_day, file_day)
+            rejected = np.concatenate([rejected, mapped.kept[~accepted]])
+            reasons = [*reasons, *(self._rule.reason(day, file_day) for day in row_day[~accepted])]
             outside = row_day[:0]
         else:
             accepted = self._rule.in_site(row_day)
             outside = row_day[~accepted]
         actions = mapped.actions.filter(pa.array(accepted))
         return Part(
+            file=batch.file,
+            start=start,
             num_read=len(batch.row_number) + len(batch.malformed),
             actions=actions,
-            num_positive=int(positive_mask(actions, self._positive).sum()) if actions.num_rows else 0,
+            is_positive=positive_mask(actions, self._positive) if actions.num_rows else np.zeros(0, bool),
             num_skipped=len(mapped.skipped),
             outside=outside,
-            rejects=rejects,
+            rejects=[*_malformed(batch), *_rejects(batch, rejected, reasons)],
         )
 
 
-def _first_rows(batch: RawBatch, max_rows: int) -> RawBatch:
-    """Return the first rows of a batch, malformed ones included."""
-    numbers = np.sort(np.concatenate([batch.row_number, [number for number, _, _ in batch.malformed]]))
-    if len(numbers) <= max_rows:
-        return batch
-    end = numbers[max_rows]
-    num_rows = int(np.searchsorted(batch.row_number, end))
-    return replace(
-        batch,
-        rows=batch.rows.slice(0, num_rows),
-        row_number=batch.row_number[:num_rows],
-        malformed=[row for row in batch.malformed if row[0] < end],
-    )
+def _malformed(batch: RawBatch) -> Iterator[Reject]:
+    for row, reason, text in batch.malformed:
+        yield Reject(reason, row, text)
+
+
+def _rejects(batch: RawBatch, rejected: np.ndarray, reasons: list[str]) -> Iterator[Reject]:
+    seen: set[str] = set()
+    for position, reason in zip(rejected.tolist(), reasons, strict=True):
+        content = "" if reason in seen else raw_json(batch.rows, np.array([position]))[0]
+        seen.add(reason)
+        yield Reject(reason, int(batch.row_number[position]), content)
 
 
 @dataclass(kw_only=True)
-class Sample:
+class RejectsOfReason:
+    """How many rows were rejected for a reason, and the first of them."""
+
+    file: Path
+    start: int
+    row: int
+    content: str
+    num: int = 0
+
+    def place(self) -> str:
+        """Return where the first one is."""
+        return (
+            f"after byte {self.start:,} of {self.file.name}" if self.start else f"in row {self.row} of {self.file.name}"
+        )
+
+
+@dataclass(kw_only=True)
+class Tally:
     """What a run would do with the rows that were read."""
 
     num_read: int = 0
@@ -117,28 +137,32 @@ class Sample:
     num_outside: int = 0
     days_outside: set[int] = field(default_factory=set)
     """First and last day of rows outside the site's days."""
-    rejects: dict[str, list[int]] = field(default_factory=dict)
-    """Row numbers by reason."""
+    rejects: dict[str, RejectsOfReason] = field(default_factory=dict)
     names: dict[str, set[str]] = field(default_factory=lambda: {"action_type": set(), "surface": set()})
     first_actions: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, part: Part, max_actions: int) -> None:
+    @property
+    def num_rejected(self) -> int:
+        return sum(found.num for found in self.rejects.values())
+
+    def add(self, part: Part, max_actions: int = 0) -> None:
         self.num_read += part.num_read
         self.num_kept += part.actions.num_rows
-        self.num_positive += part.num_positive
+        self.num_positive += int(part.is_positive.sum())
         self.num_skipped += part.num_skipped
         self.num_outside += len(part.outside)
         if len(part.outside):
             days = self.days_outside | {int(part.outside.min()), int(part.outside.max())}
             self.days_outside = {min(days), max(days)}
-        for number, reason in part.rejects:
-            self.rejects.setdefault(reason, []).append(number)
+        for reject in part.rejects:
+            first = RejectsOfReason(file=part.file, start=part.start, row=reject.row, content=reject.content)
+            self.rejects.setdefault(reject.reason, first).num += 1
         for name, values in self.names.items():
             values.update(part.actions[name].unique().to_pylist())
         self.first_actions += part.actions.slice(0, max(0, max_actions - len(self.first_actions))).to_pylist()
 
 
-def names_without_rows(site: Site, sample: Sample) -> Iterator[str]:
+def names_without_rows(site: Site, tally: Tally) -> Iterator[str]:
     """Yield a sentence for each key of `positive` with names that no row has.
 
     Where the mapping fixes the names, the site file was validated against them.
@@ -148,55 +172,49 @@ def names_without_rows(site: Site, sample: Sample) -> Iterator[str]:
         ("action_types", "action_type", positive.action_types, actions.action_type),
         ("surfaces", "surface", positive.surfaces or (), actions.surface),
     ):
-        absent = [value for value in given if value not in sample.names[name]]
+        absent = [value for value in given if value not in tally.names[name]]
         is_given = key in positive.model_fields_set and mapping.vocabulary is None
-        if sample.num_kept and absent and is_given:
+        if tally.num_kept and absent and is_given:
             yield (
                 f"no row that was read has the {name} {shown(', '.join(absent))} of `source.positive.{key}`; "
-                f"the rows have {_listed(sample.names[name])}"
+                f"the rows have {_listed(tally.names[name])}"
             )
 
 
-def refuse_rejects(site: Site, day: str, sample: Sample) -> None:
+def refuse_rejects(site: Site, day: str, tally: Tally) -> None:
     """Refuse rows of which a run would quarantine more than the site allows."""
-    by_reason = {reason: len(numbers) for reason, numbers in sample.rejects.items()}
-    verdict = judge_rejects(day, sample.num_read - sample.num_outside, by_reason, site.quality)
+    by_reason = {reason: found.num for reason, found in tally.rejects.items()}
+    verdict = judge_rejects(day, tally.num_read - tally.num_outside, by_reason, site.quality)
     if not verdict.passed:
         remedy = remedy_of(max(by_reason, key=by_reason.__getitem__))
         raise PipelineError(verdict.reason, f"{remedy}, or raise `quality.max_quarantined_share`")
 
 
-def refuse_without_positive(site: Site, files: Sequence[Path], logs: LogPreview, sample: Sample) -> None:
-    """Read the files up to their first positive action; refuse them if they have actions but none of these."""
-    num_rejected = sum(map(len, sample.rejects.values()))
-    if sample.num_positive or (sample.num_read and num_rejected == sample.num_read):  # refused by refuse_rejects
+def refuse_without_positive(site: Site, tally: Tally) -> None:
+    """Refuse rows of which none is positive, unless all of them are rejected."""
+    if tally.num_positive or tally.num_rejected == tally.num_read:  # refused by refuse_rejects
         return
-    found = Sample()
-    for part in (part for file in files for part in logs.read(file)):
-        if part.num_positive:
-            return
-        found.add(replace(part, rejects=[]), 0)
-    if found.num_kept:
-        seen = "; ".join(f"{name}: {_listed(values)}" for name, values in found.names.items())
+    if tally.num_kept:
+        seen = "; ".join(f"{name}: {_listed(values)}" for name, values in tally.names.items())
         positive = yaml.safe_dump(
             site.source.positive.model_dump(mode="json"), default_flow_style=True, sort_keys=False, width=10_000
         ).strip()
         raise PipelineError(
-            f"none of the {found.num_kept:,} actions of {len(files)} files is positive: source.positive is {positive}, "
+            f"none of the {tally.num_kept:,} actions that were read is positive: source.positive is {positive}, "
             f"the actions have {seen}",
-            "fix source.positive in the site file, or check another day with --ds",
+            "fix source.positive in the site file",
         )
-    if found.num_outside:
-        first, last = (ds_of(number) for number in (min(found.days_outside), max(found.days_outside)))
+    if tally.num_outside:
+        first, last = (ds_of(number) for number in (min(tally.days_outside), max(tally.days_outside)))
         raise PipelineError(
-            f"no row of {len(files)} files is within the site's days, {site.start_ds} to {site.end_ds or 'today'}: "
-            f"{found.num_outside:,} rows are from {first} to {last}",
+            f"no row that was read is within the site's days, {site.start_ds} to {site.end_ds or 'today'}: "
+            f"{tally.num_outside:,} rows are from {first} to {last}",
             remedy_of(OUTSIDE_SITE_DAYS),
         )
-    if found.num_read and found.num_skipped == found.num_read:
+    if tally.num_skipped == tally.num_read:
         raise PipelineError(
-            f"all {found.num_read:,} rows of {len(files)} files are skipped by a rule",
-            "fix the rules with `skip` in the site file, or check another day with --ds",
+            f"all {tally.num_read:,} rows that were read are skipped by a rule",
+            "fix the rules with `skip` in the site file",
         )
 
 

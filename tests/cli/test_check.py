@@ -1,5 +1,6 @@
-"""`pf check` on sites that a run would fail on: it names the cause, what to do about it, and exits with 1."""
+"""`pf check`: what it tells about a log; where a run would fail it names the cause and what to do, and exits with 1."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_a_good_site_passes(tmp_path: Path) -> None:
     write_log(tmp_path / "a.csv")
     result = check(write_site(tmp_path))
     assert result.exit_code == 0, message_of(result)
-    assert "6 kept, 6 of them positive, 0 skipped by a rule\n" in result.output
+    assert "6 read: 6 kept, 6 of them positive, 0 skipped by a rule, 0 quarantined\n" in result.output
     assert "warning" not in result.output
 
 
@@ -102,16 +103,39 @@ def test_rows_before_the_first_day_of_the_site_are_normal(tmp_path: Path) -> Non
     write_log(tmp_path / "a.csv", [f"1,7,{DAY_S - 86_400},vue", *ROWS])
     result = check(write_site(tmp_path, start_ds="2024-03-04"))
     assert result.exit_code == 0, message_of(result)
-    assert "6 kept, 6 of them positive, 0 skipped by a rule, 1 outside the site's days\n" in result.output
+    outside = "1 outside the site's days (2024-03-03 to 2024-03-03)"
+    assert f"7 read: 6 kept, 6 of them positive, 0 skipped by a rule, {outside}, 0 quarantined\n" in result.output
 
 
-def test_the_sample_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pf_assets.cli.check.CHECKED_ROWS", 4)
-    write_log(tmp_path / "a.csv", [ROWS[0], "broken", *ROWS[1:], "broken"])
-    result = check(write_site(tmp_path, quality={"max_quarantined_share": 0.25}))
+def test_each_reason_to_quarantine_has_an_example(tmp_path: Path) -> None:
+    write_log(tmp_path / "a.csv", [ROWS[0], "broken", *ROWS[1:], ",7,1,vue", "broken, too", "1,x\x1b[2J,1,vue"])
+    result = check(write_site(tmp_path, quality={"max_quarantined_share": 0.5}))
     assert result.exit_code == 0, message_of(result)
-    assert "first 4 rows:\n  3 kept" in result.output
-    assert "1 quarantined: malformed: 1 fields instead of 4; first in row 3" in result.output
+    assert "10 read: 6 kept, 6 of them positive, 0 skipped by a rule, 4 quarantined\n" in result.output
+    assert "1 quarantined: malformed: 1 fields instead of 4; first in row 3 of a.csv: broken\n" in result.output
+    assert "1 quarantined: malformed: 2 fields instead of 4; first in row 10 of a.csv: broken, too\n" in result.output
+    missing = '{"at": "1", "event": "vue", "pin": "7", "user": null}'
+    assert f"1 quarantined: user_id: missing (column user); first in row 9 of a.csv: {missing}\n" in result.output
+    assert "1 quarantined: pin_id: not an integer (column pin); ids that are text need `pin_id: " in result.output
+    assert "; first in row 11 of a.csv: " in result.output
+    assert "\x1b" not in result.output
+
+
+def test_of_a_large_log_a_sample_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every 20 rows a user comes to the next pin; the pieces are spread over all of the log."""
+    rows = [f"{number % 20},{number // 20},{DAY_S + 300 * number},vue" for number in range(8000)]
+    write_log(tmp_path / "a.csv", rows)
+    monkeypatch.setattr("pf_core.onboarding.survey.SURVEY_BYTES", 50_000)
+    result = check(write_site(tmp_path))
+    assert result.exit_code == 0, message_of(result)
+    assert ": a sample: 256 pieces, " in result.output
+    (read, about), (first, last) = (
+        re.findall(r"([\d,]+) read of about ([\d,]+):", result.output)[0],
+        re.findall(r"with rows from (\S+) to (\S+),", result.output)[0],
+    )
+    assert int(read.replace(",", "")) < 3000
+    assert 7600 < int(about.replace(",", "")) < 8400
+    assert (first, last) == ("2024-03-04", "2024-03-31")  # all 28 days of 8,000 rows every 5 minutes
 
 
 def test_a_log_of_skipped_rows_is_an_error(tmp_path: Path) -> None:
@@ -119,7 +143,7 @@ def test_a_log_of_skipped_rows_is_an_error(tmp_path: Path) -> None:
     rules = {"rules": [{"skip": True, "when": {"event": "vue"}}, {"is": "click"}]}
     result = check(write_site(tmp_path, actions={"action_type": rules}, positive={"action_types": ["click"]}))
     assert result.exit_code == 1
-    assert "all 6 rows of 1 files are skipped by a rule; fix the rules" in result.output
+    assert "all 6 rows that were read are skipped by a rule; fix the rules" in result.output
 
 
 # What else a run needs
@@ -175,12 +199,23 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
 def test_a_closed_day_is_allowed(tmp_path: Path) -> None:
     write_log(tmp_path / "2024-03-04.csv")
     actions = {"path": "{ds}.csv", "missing_days": "allow"}
-    result = check(write_site(tmp_path, actions=actions, start_ds="2024-03-03"))
+    site = write_site(tmp_path, actions=actions, start_ds="2024-03-03", end_ds="2024-03-05")
+    result = check(site)
     assert result.exit_code == 0, message_of(result)
-    assert "no file for 2024-03-03, as `missing_days: allow` permits; reading 2024-03-04 instead" in result.output
     assert "6 kept" in result.output
-    result = check(write_site(tmp_path, actions=actions, start_ds="2024-03-04"), "--ds", "2024-03-05")
-    assert result.exit_code == 1, "no later day has a file either"
+    assert "2 without rows: 2024-03-03, 2024-03-05\n" in result.output
+    assert "warning" not in result.output
+    assert check(site, "--ds", "2024-03-05").exit_code == 1, "a day that is named must have a file"
+
+
+def test_days_without_a_file_on_which_a_run_would_stop_are_a_warning(tmp_path: Path) -> None:
+    for day in ("2024-03-04", "2024-03-06"):
+        write_log(tmp_path / f"{day}.csv")
+    actions = {"path": "{ds}.csv", "late_days": 3}
+    result = check(write_site(tmp_path, actions=actions))
+    assert (
+        "warning    no file for 1 day, on which a run stops: 2024-03-05; put logs without rows there" in result.output
+    )
 
 
 def test_a_missing_file_has_a_remedy(tmp_path: Path) -> None:
@@ -200,7 +235,7 @@ def test_a_name_in_positive_that_no_row_has_is_a_warning(tmp_path: Path) -> None
     result = check(write_site(tmp_path, positive={"action_types": ["vue", "vu"]}))
     assert result.exit_code == 0, message_of(result)
     assert (
-        "  warning: no row that was read has the action_type vu of `source.positive.action_types`; the rows have vue\n"
+        "warning    no row that was read has the action_type vu of `source.positive.action_types`; the rows have vue\n"
         in result.output
     )
 

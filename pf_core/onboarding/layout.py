@@ -1,0 +1,349 @@
+"""How a file is laid out, by its first bytes: format, separator, quotes, header, names of the columns.
+
+A file that is no log is refused with a sentence that says what it is and what to do.
+"""
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pf_core.config.files import Files
+from pf_core.errors import PipelineError
+from pf_core.logs.lines import BYTE_ORDER_MARK, COMPRESSION, open_text
+from pf_core.logs.parquet_columns import leaf_names, with_leaves
+from pf_core.onboarding import words
+
+HEAD_BYTES = 1 << 16
+
+MAX_LINES = 500
+
+CONSISTENT = 0.9
+"""Share of the lines that must have the same number of fields."""
+
+SEPARATORS = ("\t", "\x01", "::", "||", "|", ";", ",")
+"""Separators that are tried first, in this order."""
+
+PROSE = (",", ";")
+"""Separators that stand in texts and dates with a space behind them."""
+
+CLOCK = (":", " ", "/")
+"""Characters that divide times and dates into more values."""
+
+MAX_DEPTH = 4
+"""Depth of objects within a JSON line that are looked into."""
+
+BINARIES = {
+    b"%PDF": ("a PDF document", "export the table as CSV"),
+    b"PK\x03\x04": ("a ZIP archive or an Excel workbook", "unpack it, or save the sheet as CSV"),
+    b"\xd0\xcf\x11\xe0": ("an Excel workbook", "save the sheet as CSV"),
+    b"\x89PNG": ("an image", "name the files of the log"),
+    b"\xff\xd8\xff": ("an image", "name the files of the log"),
+    b"\x93NUMPY": ("a NumPy array", "name it under source.pins.vectors if it has the vectors of pins"),
+    b"SQLite format 3": ("an SQLite database", "export the table as CSV"),
+    b"ORC": ("an ORC file", "convert it to Parquet"),
+    b"Obj\x01": ("an Avro file", "convert it to Parquet"),
+    b"\xff\xfe": ("UTF-16 or UTF-32 text", "convert it to UTF-8, for example with: iconv -f UTF-16 -t UTF-8"),
+    b"\xfe\xff": ("UTF-16 or UTF-32 text", "convert it to UTF-8, for example with: iconv -f UTF-16 -t UTF-8"),
+    b"7z\xbc\xaf": ("a 7z archive", "unpack it"),
+    b"Rar!": ("a RAR archive", "unpack it"),
+}
+"""First bytes of files that are no logs: what they are, and what to do."""
+
+CODECS = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\x28\xb5\x2f\xfd": ".zst", b"\x04\x22\x4d\x18": ".lz4"}
+"""First bytes of compressed files, and the suffix by which the pipeline knows them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How files are parsed, and the columns they have."""
+
+    files: Files
+    """Its path is a name only."""
+    columns: tuple[str, ...]
+    """Columns with plain values."""
+    lists: tuple[str, ...] = ()
+    """Columns with lists of numbers, which may be vectors."""
+    nested: tuple[str, ...] = ()
+    """Columns with other lists, which are not read."""
+    kinds: tuple[str, ...] = ()
+    """For CSV without a header, whether each column has numbers (1) or text (a)."""
+    evidence: str
+    """Why it is read like this."""
+
+    def is_like(self, other: "Layout") -> bool:
+        """Whether files of both can be read as one table."""
+        own, its = self.files, other.files
+        if (own.file_format, own.delimiter) != (its.file_format, its.delimiter):
+            return False
+        if self.kinds or other.kinds:
+            return self.kinds == other.kinds
+        shared = set(self.columns) & set(other.columns)
+        return len(shared) > 0.75 * len(set(self.columns) | set(other.columns))
+
+    def joined(self, other: "Layout") -> "Layout":
+        """Return the layout of files of both: JSON lines have the keys of all, tables the columns that all have."""
+        if self.files.file_format == "jsonl":
+            return replace(self, columns=tuple(dict.fromkeys([*self.columns, *other.columns])))
+        return replace(self, columns=tuple(name for name in self.columns if name in other.columns))
+
+
+def layout_of(path: Path) -> Layout:
+    """Find out how a file is laid out; a PipelineError says why it is no log."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(32)
+        if not start:
+            raise PipelineError(f"{path} is empty", "restore it, or leave it out")
+        if start.startswith(b"PAR1"):
+            return _parquet_layout(path)
+        _refuse_binary(path, start)
+        with open_text(path) as stream:
+            head, is_all = stream.read(HEAD_BYTES), stream.read(1) == b""
+    except PermissionError as error:
+        raise PipelineError(f"{path} cannot be read: {error.strerror}", "let the user who runs pf read it") from error
+    except (pa.ArrowException, OSError, EOFError) as error:
+        if not path.exists():
+            raise PipelineError(
+                f"{path} is a link to a file that does not exist", "restore the file or remove the link"
+            ) from error
+        raise PipelineError(f"{path} cannot be read: {error}", "restore it, or leave it out") from error
+    if codec := COMPRESSION.get(path.suffix):
+        _refuse_binary(path, head, f"{codec} of ")
+    return _text_layout(path, head, is_all)
+
+
+def _refuse_binary(path: Path, start: bytes, prefix: str = "") -> None:
+    for magic, (what, remedy) in BINARIES.items():
+        if start.startswith(magic):
+            raise PipelineError(f"{path} is {prefix}{what}, not a log", remedy)
+    for magic, suffix in CODECS.items():
+        if start.startswith(magic) and path.suffix != suffix:
+            raise PipelineError(
+                f"{path} is compressed, and its name does not say so", f"let its name end with {suffix}"
+            )
+
+
+def _parquet_layout(path: Path) -> Layout:
+    names = list(leaf_names(pq.read_schema(path)))
+    empty = with_leaves(pq.read_schema(path).empty_table(), [name for name in names if not _is_struct(name, names)])
+    plain = tuple(field.name for field in empty.schema if not pa.types.is_nested(field.type))
+    lists = tuple(field.name for field in empty.schema if _is_vector(field.type))
+    return Layout(
+        files=_named(path, "parquet"),
+        columns=plain,
+        lists=lists,
+        nested=tuple(name for name in empty.schema.names if name not in plain and name not in lists),
+        evidence=f"Parquet with {len(names)} columns",
+    )
+
+
+def _is_struct(name: str, names: Sequence[str]) -> bool:
+    return any(other.startswith(f"{name}.") for other in names)
+
+
+def _is_vector(kind: pa.DataType) -> bool:
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return bool(is_list and pa.types.is_floating(kind.value_type))
+
+
+def _named(path: Path, kind: str, **options: Any) -> Files:
+    """Return the description of files of this format, which says so only where the name does not."""
+    files = Files.model_validate({"path": path.name, "format": kind, **options})
+    by_name = Files.model_construct(path=path.name).file_format
+    return files.model_copy(update={"format": None}) if by_name == kind else files
+
+
+def _text_layout(path: Path, head: bytes, is_all: bool) -> Layout:
+    if b"\0" in head or sum(byte < 9 or 13 < byte < 32 for byte in head if byte not in (1, 27, 31)) > len(head) // 50:
+        raise PipelineError(f"{path} holds binary data, not a log", "name files of CSV, JSON lines or Parquet")
+    text = head.removeprefix(BYTE_ORDER_MARK).decode("utf-8", "replace")
+    lines = [line for line in re.split(r"\r\n|\n|\r", text)[: None if is_all else -1] if line]
+    if not lines:
+        what = "has no line" if is_all else f"has no end of a line in its first {HEAD_BYTES:,} bytes"
+        raise PipelineError(f"{path} {what}", "name files of CSV, JSON lines or Parquet")
+    if text.lstrip()[0] in "{[" and (found := _json_layout(path, lines, text.lstrip())):
+        return found
+    return _csv_layout(path, lines[:MAX_LINES])
+
+
+# JSON lines
+
+
+def _json_layout(path: Path, lines: Sequence[str], text: str) -> Layout | None:
+    rows = [row for line in lines for row in [_parsed(line)] if isinstance(row, dict)]
+    if len(rows) >= CONSISTENT * len(lines):
+        keys = dict(key for row in rows for key in values_of(row))
+        return Layout(
+            files=_named(path, "jsonl"),
+            columns=tuple(key for key, value in keys.items() if not isinstance(value, list)),
+            lists=tuple(key for key, value in keys.items() if _is_numbers(value)),
+            nested=tuple(key for key, value in keys.items() if isinstance(value, list) and not _is_numbers(value)),
+            evidence=f"JSON lines with {len(keys)} keys",
+        )
+    if re.match(r"\[\s*\{", text):
+        raise PipelineError(f"{path} is one JSON array", "write one object in each line, for example with: jq -c '.[]'")
+    if re.match(r'\{\s*(\n|")', text):
+        raise PipelineError(
+            f"{path} is JSON, but its lines are no objects", "write one object in each line, for example with: jq -c ."
+        )
+    return None
+
+
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 1 and all(isinstance(number, float) for number in value)
+
+
+def values_of(row: dict[str, Any], prefix: str = "", depth: int = 1) -> Iterator[tuple[str, Any]]:
+    """Yield the keys of an object with their values, those of objects within it with dots."""
+    for key, value in row.items():
+        if isinstance(value, dict) and depth < MAX_DEPTH:
+            yield from values_of(value, f"{prefix}{key}.", depth + 1)
+        elif not isinstance(value, dict):
+            yield f"{prefix}{key}", value
+
+
+# CSV
+
+
+def _csv_layout(path: Path, lines: Sequence[str]) -> Layout:
+    found = find_separator(lines)
+    if found is None:
+        if _spans_lines(lines):
+            raise PipelineError(
+                f"{path} has quoted values that go on in the next line, which no log may have",
+                "write each row as one line",
+            )
+        raise PipelineError(
+            f"{path} is no table: no separator divides its lines into the same number of fields; the first line is "
+            f"{lines[0][:80]!r}",
+            "write the log as CSV, JSON lines or Parquet",
+        )
+    delimiter, quote, rows = found
+    options: dict[str, Any] = {"delimiter": delimiter, "quote": quote}
+    named = (
+        f"{len(rows[0])} values in {len(rows)} of the first {len(lines)} lines, separated by {json.dumps(delimiter)}"
+    )
+    if has_header(rows):
+        columns = tuple(name for name in rows[0] if name)
+        repeated = [name for name in columns if columns.count(name) > 1]
+        if repeated:
+            raise PipelineError(f"{path} has two columns {repeated[0]!r}", "give each column a name of its own")
+        if len(rows) == 1 and len(lines) == 1:
+            raise PipelineError(f"{path} has a header and no rows", "restore it, or leave it out")
+        return Layout(files=_named(path, "csv", **options), columns=columns, evidence=f"{named}; the first is a header")
+    columns = tuple(f"column_{number}" for number in range(1, len(rows[0]) + 1))
+    kinds = tuple("1" if _starts_with_digit(values) else "a" for values in zip(*rows, strict=True))
+    files = _named(path, "csv", **options, columns=columns)
+    return Layout(files=files, columns=columns, kinds=kinds, evidence=f"{named}; the first line has values, no names")
+
+
+def find_separator(lines: Sequence[str]) -> tuple[str, str | None, list[list[str]]] | None:
+    """Return the separator of the values, the quote character, and the lines of the usual number of values."""
+    punctuation = Counter(run for run in re.findall(r"[^\w\s\"'.\-+]+", lines[0]) if len(run) <= 3)
+    others = sorted(punctuation, key=lambda run: (run == ":", -len(run), -punctuation[run]))  # times have colons
+    best: tuple[str, str | None, list[list[str]]] | None = None
+    for delimiter in (*SEPARATORS, *(run for run in others if run not in SEPARATORS), " "):
+        quote = _quote_of(lines, delimiter)
+        rows = _divided(lines, delimiter, quote)
+        if rows is None or not _fits(rows, delimiter):
+            continue
+        spaced = _with_spaces(rows, delimiter)
+        divided = _divided(lines, spaced, quote) if spaced != delimiter else None
+        found = (delimiter, quote, rows) if divided is None else (spaced, quote, divided)
+        is_prose = divided is not None and delimiter in PROSE
+        if len(found[2][0]) > 2 and not is_prose and best is None:
+            return found
+        # Two values, or commas as in "Jan 15, 2023": another separator may divide the lines into more values.
+        num_values, most = len(found[2][0]), len(best[2][0]) if best else 0
+        if num_values > most and (most <= 2 or delimiter not in CLOCK):
+            best = found
+    return best
+
+
+def _with_spaces(rows: list[list[str]], delimiter: str) -> str:
+    """Return the separator with the spaces that stand around it in every line."""
+    before = " " * all(value.endswith(" ") for row in rows for value in row[:-1])
+    after = " " * all(value.startswith(" ") for row in rows for value in row[1:])
+    return f"{before}{delimiter}{after}" if delimiter != " " else delimiter
+
+
+def _spans_lines(lines: Sequence[str]) -> bool:
+    """Whether the lines are a table if quoted values may contain the end of a line."""
+    for delimiter in (",", ";", "\t"):
+        rows = list(csv.reader((f"{line}\n" for line in lines), delimiter=delimiter))
+        usual, num_rows = Counter(map(len, rows)).most_common(1)[0]
+        if usual > 1 and CONSISTENT * len(rows) <= num_rows < len(lines):
+            return True
+    return False
+
+
+def _fits(rows: list[list[str]], delimiter: str) -> bool:
+    """Whether the lines are a table: a separator that is not one of the usual ones must give three values."""
+    columns = list(zip(*rows, strict=True))
+    has_empty = len(rows) > 2 and any(not any(column[1:]) for column in columns)
+    return len(columns) >= (2 if delimiter in SEPARATORS else 3) and not (has_empty and delimiter not in SEPARATORS)
+
+
+def _quote_of(lines: Sequence[str], delimiter: str) -> str | None:
+    """Return the quote character: the usual one, unless lines are only divided alike without it."""
+    if len(delimiter.encode()) > 1:
+        return '"'  # nothing is quoted then, whatever the character
+    by_quote = {quote: _divided(lines, delimiter, quote) for quote in ('"', None)}
+    single = _divided(lines, delimiter, "'")
+    quoted = sum(line.count(f"{delimiter}'") + line.count(f"'{delimiter}") for line in lines) > len(lines)
+    if quoted and single is not None and len(single) >= len(by_quote[None] or ()):
+        return "'"
+    return None if len(by_quote[None] or ()) > len(by_quote['"'] or ()) else '"'
+
+
+def _divided(lines: Sequence[str], delimiter: str, quote: str | None) -> list[list[str]] | None:
+    """Divide the lines; return those with the usual number of values, or None if too many have another number."""
+    if len(delimiter.encode()) > 1 or quote is None:
+        rows = [line.split(delimiter) for line in lines]
+    elif delimiter == quote:
+        return None
+    else:
+        rows = [next(iter(csv.reader([line], delimiter=delimiter, quotechar=quote)), [""]) for line in lines]
+    usual, num_lines = Counter(map(len, rows)).most_common(1)[0]
+    if usual < 2 or num_lines < CONSISTENT * len(lines) or len(rows[0]) != usual:
+        return None
+    return [row for row in rows if len(row) == usual]
+
+
+def has_header(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first row names the columns: where all others have numbers or times, it has words.
+
+    If all values are words, it must have a word that names columns, and none of its values may come again.
+    """
+    first, others = rows[0], rows[1:]
+    if not others:
+        return not any(value[:1].isdigit() for value in first) and any(map(words.words_of, first))
+    numeric = [_starts_with_digit(values) for values in zip(*others, strict=True)]
+    if any(numeric):
+        return not any(
+            _starts_with_digit([value]) for value, is_numeric in zip(first, numeric, strict=True) if is_numeric
+        )
+    known = words.USER | words.ITEM | words.TIME | words.ACTION | words.RATING | {"id", "name"}
+    is_again = any(value in column for value, column in zip(first, zip(*others, strict=True), strict=True))
+    return not is_again and len(set(first)) == len(first) and any(words.says(value, known) for value in first)
+
+
+def _starts_with_digit(values: Sequence[str]) -> bool:
+    """Whether the values that are not empty begin with a digit or a sign and a digit."""
+    given = [value for value in values if value.strip()]
+    return bool(given) and sum(bool(re.match(r"\s*[-+]?[.]?\d", value)) for value in given) >= 0.98 * len(given)
