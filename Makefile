@@ -4,9 +4,10 @@ BIN := .venv/bin
 READY := .venv/.ready
 JOBS ?= $(shell nproc)
 # One thread in each worker: with more, they wait for each other in loops that take the cores from other workers.
+CHAOS := tests/chaos tests/logs/test_reader_fuzz.py tests/pins/test_catalogue_fuzz.py tests/config/test_site_fuzz.py
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: setup demo ablations report test pytest test-slow test-service test-scale coverage docs dev lint format bench bench-scale clean
+.PHONY: setup demo ablations report test pytest test-slow test-service test-chaos test-scale coverage docs dev lint format bench bench-scale clean
 
 setup: $(READY)
 
@@ -35,6 +36,9 @@ test-slow: setup  ## Tests that kill processes at many places, train with severa
 
 test-service: setup  ## Tests that start a server: Redis, MLflow
 	$(PYTEST) -m service
+
+test-chaos: setup  ## Hundreds of killed runs, thousands of mutated files, runs at once for minutes; prints a table
+	$(PYTEST) -q -m "" $(CHAOS) --kills 14 --fuzz 600 --minutes 4 --table
 
 coverage: setup  ## Branch coverage of pf_core by `make test` and `make test-service`, file by file
 	$(PYTEST) -q -m "not slow and not scale" --cov --cov-report=term:skip-covered

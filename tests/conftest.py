@@ -8,13 +8,24 @@ from hypothesis import settings
 
 from tests.support.shared import SharedSites
 from tests.support.sites import SmallSite
+from tests.support.tried import Tried, table_of
 
 settings.register_profile("tests", deadline=None)  # how long an example takes depends on what else runs
 settings.load_profile("tests")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fuzz", type=int, default=150, help="number of mutated log files that the readers are tried on")
+    parser.addoption("--fuzz", type=int, default=150, help="number of mutated files that each reader is tried on")
+    parser.addoption("--kills", type=int, default=3, help="number of moments at which each stage is killed")
+    parser.addoption("--minutes", type=float, default=0.2, help="length of the stress test")
+    parser.addoption("--table", action="store_true", help="print how much was tried, and what of it failed")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--table"):
+        reports = [report for each in terminalreporter.stats.values() for report in each if hasattr(report, "when")]
+        for line in table_of(reports):
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +33,11 @@ def shared_sites(tmp_path_factory: pytest.TempPathFactory) -> SharedSites:
     """Sites that are made once for all workers of this session."""
     folder = tmp_path_factory.getbasetemp()
     return SharedSites((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "shared")
+
+
+@pytest.fixture
+def tried(record_property: Callable[[str, object], None]) -> Tried:
+    return Tried(record_property)
 
 
 @pytest.fixture

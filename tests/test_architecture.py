@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "training": SHARED,
     "evaluation": SHARED | {"training"},
     "experiments": SHARED | {"training", "evaluation"},
+    "onboarding": SHARED | {"training"},
     "benchmark": SHARED | {"training", "evaluation"},
     "embeddings": SHARED,
     "serving": SHARED | {"embeddings"},

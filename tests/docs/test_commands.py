@@ -15,7 +15,7 @@ import yaml
 
 from pf_assets.settings import DEMO_SITE
 from pf_core.config.site import Site
-from pf_core.config.training import TrainingConfig
+from pf_core.config.training_section import TrainingConfig
 from pf_core.serving.client import Serving
 from pf_core.world.config import tiny
 from pf_core.world.logs import write_logs

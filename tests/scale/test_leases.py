@@ -26,7 +26,7 @@ from pf_core.storage.files import (
     write_if_unchanged,
     write_json,
 )
-from pf_core.storage.locks import exclusive, relying_on
+from pf_core.storage.locks import exclusive, holding, relying_on, removing
 from tests.scale.servers import new_bucket, object_storage
 
 pytestmark = pytest.mark.scale
@@ -67,6 +67,32 @@ def test_many_may_rely_on_it_and_then_nobody_writes(folder: Path) -> None:
         assert len(names(folder)) == 2  # what was refused left nothing behind
     with exclusive(folder, "asset"):
         pass
+
+
+def test_nothing_is_removed_while_it_is_held_and_writers_may_write(folder: Path) -> None:
+    with holding(folder, "asset"), holding(folder, "asset"), exclusive(folder, "asset"):
+        with removing(folder, "asset") as is_free:
+            assert not is_free
+    assert names(folder) == []
+    with removing(folder, "asset") as is_free:
+        assert is_free
+
+
+def test_a_reader_waits_until_a_removal_has_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "LOOK_EVERY_S", 0.05)
+    is_held = threading.Event()
+
+    def hold() -> None:
+        with holding(folder, "asset"):
+            is_held.set()
+
+    with removing(folder, "asset") as is_free:
+        assert is_free
+        reader = threading.Thread(target=hold)
+        reader.start()
+        assert not is_held.wait(timeout=1)
+    assert is_held.wait(timeout=60)
+    reader.join()
 
 
 def test_of_many_who_come_together_at_most_one_writes(folder: Path) -> None:

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from pf_assets.launch.processes import command_for, settings_for
 from pf_assets.launch.train_job import TrainJob
-from pf_core.config.training import LaunchConfig, TrainConfig, choose
+from pf_core.config.training import TrainConfig, choose
+from pf_core.config.training_section import LaunchConfig
 from tests.scale.servers import free_port, wait_until
 from tests.support.planted import write_planted_set
 

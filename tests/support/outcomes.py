@@ -76,7 +76,13 @@ def paper_values(base: ModelConfig) -> dict[Metric, float]:
     }
 
 
-def make_store(experiments: Mapping[str, Experiment], base: ModelConfig, *, num_users: int = 150) -> Results:
+def make_store(
+    experiments: Mapping[str, Experiment],
+    base: ModelConfig,
+    *,
+    num_users: int = 150,
+    tasks: Sequence[str] = TASKS,
+) -> Results:
     """Every experiment, with as many seeds as it wants: recalls as in the paper, where it has one."""
     known = paper_values(base)
     rng = np.random.default_rng(5)
@@ -87,7 +93,7 @@ def make_store(experiments: Mapping[str, Experiment], base: ModelConfig, *, num_
         for _ in range(experiment.num_seeds):
             luck = rng.normal(0, 0.001)
             parts: dict[Frequency, UserScores] = {
-                frequency: _random_scores(rng, experiment.name, frequency, known, user_noise_U + luck)
+                frequency: _random_scores(rng, experiment.name, frequency, known, user_noise_U + luck, tasks)
                 for frequency in experiment.frequencies
             }
             outcomes[experiment.name].append(scores_of(parts))
@@ -101,7 +107,12 @@ def _invented(recipe: str) -> float:
 
 
 def _random_scores(
-    rng: np.random.Generator, recipe: str, frequency: Frequency, known: Mapping[Metric, float], noise_U: np.ndarray
+    rng: np.random.Generator,
+    recipe: str,
+    frequency: Frequency,
+    known: Mapping[Metric, float],
+    noise_U: np.ndarray,
+    tasks: Sequence[str],
 ) -> UserScores:
     def recall_of(task: str) -> np.ndarray:
         level = known.get(Metric("recall", recipe, frequency, task), _invented(recipe))
@@ -113,7 +124,7 @@ def _random_scores(
     fade_A = 1.0 if frequency == "realtime" else 0.9 - 0.01 * np.arange(NUM_DAYS)
     return user_scores(
         recall_U,
-        by_type={task: recall_of(task) for task in TASKS},
+        by_type={task: recall_of(task) for task in tasks},
         entropy_U=known.get(Metric("entropy", recipe), 1.8) + rng.normal(0, 0.1, len(noise_U)),
         top_UK=rng.integers(0, min(reach, INDEX_SIZE), (len(noise_U), 10)).astype(np.int32),
         hits_UA=rng.binomial(5, np.clip(recall_U[:, None] * fade_A, 0, 1) + np.zeros(NUM_DAYS)).astype(np.int32),

@@ -1,7 +1,7 @@
 """Small inputs of the model of parts: timelines from lists, training sets, a model with random weights, a pin table."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from pf_core.config.parts import PartsConfig
 from pf_core.days import DAY_US
+from pf_core.layouts import marked
 from pf_core.model.parts.inference import KnownPins
 from pf_core.model.parts.inputs import OwnPins, PinInputs
 from pf_core.model.parts.model import PartsModel
@@ -18,6 +19,8 @@ from pf_core.model.parts.own_pins import FEATURES
 from pf_core.model.parts.statistics import STATISTICS
 from pf_core.model.parts.table import PinTable
 from pf_core.timelines.arrays import Timelines
+from pf_core.training.parts.counts import write_use_log
+from pf_core.training.training_set import open_training_set
 
 Action = tuple[float, int, int, bool]
 """Time in days since 1970, pin, code of the action type, whether it is positive."""
@@ -150,18 +153,32 @@ def write_parts_set(path: Path, timelines: Timelines, *, num_pins: int, num_days
         "time_origin_us": FIRST_DAY * DAY_US + 1,
         "vocabularies": {"action_type": [f"type {number}" for number in range(NUM_TYPES)], "surface": ["homefeed"]},
         "fingerprint": "parts",
+        **marked("training_set"),
     }
     (path / "training_set.json").write_text(json.dumps(manifest))
     return complete_parts_set(path)
 
 
 def complete_parts_set(path: Path) -> Path:
-    """Add to a training set what the training of the model of parts also reads: the pins' ids, and the definition of a
-    positive action."""
-    write_ids(path / "pins" / "pin_id.arrow", len(np.load(path / "pins" / "feature.npy", mmap_mode="r")))
+    """Add to a training set what the training of the model of parts also reads: the pins' ids, their user-days, and the
+    definition of a positive action."""
+    data = open_training_set(path)
+    write_ids(path / "pins" / "pin_id.arrow", data.num_pins)
+    first_day, end_day = data.manifest["time_origin_us"] // DAY_US, data.cut_us // DAY_US
+    days = user_days(data.train, first_day, end_day)
+    write_use_log(days, path / "uses", num_pins=data.num_pins, first_day=first_day)
     manifest = json.loads((path / "training_set.json").read_text())
     (path / "training_set.json").write_text(json.dumps(manifest | {"inputs": {"positive": {}}}))
     return path
+
+
+def user_days(timelines: Timelines, first_day: int, end_day: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The pins of each day from `first_day` to the one before `end_day`, and how many users had a positive on them."""
+    user = np.repeat(np.arange(timelines.num_users), np.diff(timelines.offsets))
+    for day in range(first_day, end_day):
+        is_counted = timelines.is_positive & (timelines.ts // DAY_US == day)
+        pairs = set(zip(user[is_counted].tolist(), timelines.pin[is_counted].tolist(), strict=True))
+        yield np.unique(np.array([pin for _, pin in pairs], np.int64), return_counts=True)
 
 
 def write_ids(path: Path, num_pins: int) -> None:

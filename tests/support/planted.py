@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pf_core.layouts import marked
+
 NUM_INTERESTS = 8
 PINS_PER_INTEREST = 25
 FEATURE_DIM = 16
@@ -51,6 +53,7 @@ def write_planted_set(path: Path, *, num_users: int = 240, num_held_out: int = 6
         "time_origin_us": START_US,
         "vocabularies": {"action_type": ["click", "closeup", "repin"], "surface": ["homefeed"]},
         "fingerprint": f"planted-{seed}",
+        **marked("training_set"),
     }
     (path / "training_set.json").write_text(json.dumps(manifest))
     return path

@@ -123,7 +123,7 @@ def write_snapshot(
     )
 
 
-def write_index(site: Site, ds: str, version: int) -> IndexManifest:
+def write_pins(site: Site, ds: str, version: int) -> None:
     """Pins pin00, pin01, …; the interest of each names the version."""
     state = pin_embedding_state(site)
     names = [f"pin{number:02d}" for number in range(NUM_PINS)]
@@ -140,6 +140,10 @@ def write_index(site: Site, ds: str, version: int) -> IndexManifest:
         [dataset.version],
         {"model_version": model_of(version), "embedding_dim": DIM, "digest": digest_of({"version": version})},
     )
+
+
+def write_index(site: Site, ds: str, version: int) -> IndexManifest:
+    write_pins(site, ds, version)
     with LocalEngine(num_workers=1, memory_mb=256, temp_dir=site.workspace / "tmp") as engine:
         [manifest] = build_index_days(site, [ds], engine=engine, progress=silent)
     return manifest

@@ -58,6 +58,7 @@ def copy_site(site: Site, root: Path, target: Path) -> Site:
 
 def _make_mlflow(root: Path) -> Site:
     site = SmallSite(root).site
+    assert len(Tracking(site)._client.search_experiments()) == 1  # MLflow's own; this makes the database
     assert Tracking(site).champion() is None
     return site
 

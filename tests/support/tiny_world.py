@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from pf_core.config.site import Site, load_site
-from pf_core.config.training import LaunchConfig, TrainingConfig
+from pf_core.config.training_section import LaunchConfig, TrainingConfig
 from pf_core.days import ds_range
 from pf_core.engine.local import LocalEngine
 from pf_core.logs.deletion_list import read_deletion_list
@@ -12,7 +12,7 @@ from pf_core.logs.ingest import ingest_days
 from pf_core.pins.features import build_pin_features
 from pf_core.storage.files import path_of, upload
 from pf_core.timelines.build import build_timelines
-from pf_core.training.training_set import build_training_set
+from pf_core.training.build_set import build_training_set
 from pf_core.world.config import tiny
 from pf_core.world.logs import write_logs
 

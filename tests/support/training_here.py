@@ -7,7 +7,7 @@ import dagster as dg
 
 from pf_assets.launch import train_job
 from pf_assets.launch.processes import _raise_if_failed
-from pf_core.config.training import LaunchConfig
+from pf_core.config.training_section import LaunchConfig
 from pf_core.training.plan import Measurement, read_history
 
 RUN_RANKS = "pf_assets.launch.training.run_ranks"
