@@ -124,7 +124,7 @@ def build_ours(site: Site) -> Manifest:
 
 
 def build_bare(site: Site) -> float:
-    vectors = np.concatenate(list(read_vectors(site, DS)))
+    vectors = np.concatenate(list(read_vectors(pin_embedding_state(site).open_day(DS))))
     config = site.serving.index
     started = time.perf_counter()
     graph = hnswlib.Index(space="ip", dim=DIM)
@@ -135,7 +135,7 @@ def build_bare(site: Site) -> float:
 
 def unseen_recall(site: Site, index: PinIndex, users: np.ndarray) -> float:
     """Share of the 10 best pins by brute force whose scores the index reaches."""
-    pins = np.concatenate(list(read_vectors(site, DS)))
+    pins = np.concatenate(list(read_vectors(pin_embedding_state(site).open_day(DS))))
     tenth = [np.partition(part @ pins.T, -K, axis=1)[:, -K] for part in np.array_split(users, 20)]
     return float((index.search(users, K)[1] >= np.concatenate(tenth)[:, None] - 1e-6).mean())
 

@@ -9,6 +9,7 @@ memory of 64 pins has a p99 below 3 ms, one thread.
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from pf_core.serving.index import PinIndex, require_index
 from pf_core.serving.ranking import rank_with_memory
 from pf_core.serving.values import PinLists
 from pf_core.training.auto import resolve_auto
+from pf_core.training.parts.counts import write_use_log
 from pf_core.training.trainer import train
 from pf_core.training.training_set import TrainingSet, open_training_set
 
@@ -93,7 +95,16 @@ def write_set(folder: Path, num_pins: int, num_users: int, actions_each: int) ->
         "fingerprint": "bench",
     }
     (folder / "training_set.json").write_text(json.dumps(manifest))
+    write_use_log(_user_days(pin, ts // DAY_US), folder / "uses", num_pins=num_pins, first_day=FIRST_DAY)
     return open_training_set(folder)
+
+
+def _user_days(pin: np.ndarray, day: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the pins of each day, and the number of their users; a row of the matrices is a user."""
+    for number in range(NUM_DAYS):
+        user, place = np.nonzero(day == FIRST_DAY + number)
+        pairs = np.unique(np.stack([user, pin[user, place]]), axis=1)
+        yield np.unique(pairs[1], return_counts=True)
 
 
 def _write_ids(path: Path, name: str, ids: np.ndarray) -> None:

@@ -22,7 +22,7 @@ from measuring import measure, report, say, working_directory
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pf_core.config.source import Files
+from pf_core.config.files import Files
 from pf_core.logs.readers import read_file
 from tests.logs.test_reader_fuzz import COLUMNS, csv_lines, csv_row, jsonl_lines, jsonl_row, some_file
 
