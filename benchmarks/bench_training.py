@@ -18,6 +18,7 @@ import torch
 from measuring import report, say, working_directory
 
 from pf_core.config.training import TrainConfig, choose
+from pf_core.layouts import marked
 from pf_core.model.towers import ActionEncoder
 from pf_core.training.trainer import train
 
@@ -63,6 +64,7 @@ def write_training_set(
         "time_origin_us": START_US,
         "vocabularies": {"action_type": [f"type {n}" for n in range(7)], "surface": ["home", "search", "related"]},
         "fingerprint": "synthetic",
+        **marked("training_set"),
     }
     (path / "training_set.json").write_text(json.dumps(manifest))
 
