@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 import dagster as dg
 
+from pf_assets.failures import reason_of
 from pf_core.config.site import Site
 from pf_core.days import ds_range, shift_ds
 from pf_core.embeddings.tables import snapshot_state
-from pf_core.errors import PipelineError
 
 DAILY_ASSETS = (
     *("raw_actions", "pin_features", "user_timelines", "user_embeddings", "user_embedding_snapshot"),
@@ -98,23 +98,12 @@ def failure_sensor() -> dg.SensorDefinition:
         context.log.error(
             advise(
                 asset=failed[0].step_key if failed else None,
-                reason=_reason(failed[0]) if failed else "",
+                reason=reason_of(failed[0]) if failed else "",
                 tags=context.dagster_run.tags,
             )
         )
 
     return what_to_do
-
-
-def _reason(event: dg.DagsterEvent) -> str:
-    """Return the message of the first error of a failed step; that of a PipelineError ends with its remedy."""
-    error = event.step_failure_data.error
-    while error is not None and error.cause is not None:
-        error = error.cause
-    if error is None:
-        return "no error was recorded"
-    message = error.message.strip().removesuffix(".")
-    return message.removeprefix(f"{PipelineError.__module__}.{PipelineError.__qualname__}: ")
 
 
 def advise(*, asset: str | None, reason: str, tags: Mapping[str, str]) -> str:

@@ -136,7 +136,7 @@ def prepare(site: Site, site_file: Path) -> None:
     elif site_file == DEMO_SITE:
         write_world(world_config.demo(), site.log_root, "csv.gz")
     if site.end_ds is not None:  # a site without an end is built by its schedule
-        for assets, days in missing_days(site).items():
+        for assets, days in missing_days(site, site.end_ds).items():
             materialize(assets, days, site_file=site_file)
     if not (site.directory / "training_set" / MANIFEST).exists():
         materialize("training_set", site_file=site_file)

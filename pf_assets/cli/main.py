@@ -23,6 +23,10 @@ COMMANDS = {
         "pf_assets.cli.check",
         "Show what a site file makes of your logs, without writing anything; an error if a run would fail on them.",
     ),
+    "run": LazyCommand(
+        "pf_assets.cli.run",
+        "Build everything that is missing until the newest day is released: logs, model, embeddings, index, release.",
+    ),
     "status": LazyCommand(
         "pf_assets.cli.operations",
         "Show existing, missing and stale days, and the models. Exit code 1: the newest model loses to a baseline.",

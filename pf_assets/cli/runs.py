@@ -2,14 +2,19 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
 from pf_assets.cli.output import show
+from pf_assets.cli.run_log import read_line
+from pf_assets.cli.stages import StagesView, showing
+from pf_assets.failures import why_failed
 from pf_assets.settings import REPOSITORY, dagster_home
 from pf_core.config.site import Site
 from pf_core.days import ds_range
@@ -20,7 +25,8 @@ from pf_core.pins.features import pin_state
 from pf_core.storage.privacy import private, umask_for
 from pf_core.timelines.build import timeline_state
 
-QUIET = {"loggers": {"console": {"config": {"log_level": "INFO"}}}}
+SPOKEN = {"loggers": {"console": {"config": {"log_level": "DEBUG"}}}}
+"""Run configuration: the console tells the beginning and the end of each step, which the view needs."""
 
 
 def materialize(
@@ -30,29 +36,77 @@ def materialize(
     partition: str | None = None,
     config: dict[str, Any] | None = None,
     site_file: Path | None = None,
+    view: StagesView | None = None,
+    row: str | None = None,
 ) -> None:
-    """Run `dagster asset materialize` for the site of PF_SITE, or for another site file."""
+    """Run `dagster asset materialize` for the site of PF_SITE, or for another site file.
+
+    What it does is shown in `view`, or in a view of its own; `row` names the view's stage that the run is as a whole.
+    """
     command = [sys.executable, "-m", "dagster", "asset", "materialize", "--select", assets]
     command += [] if days is None else ["--partition-range", f"{days[0]}...{days[-1]}"]
     command += [] if partition is None else ["--partition", partition]
     command += ["-m", "pf_assets.definitions"]
-    what = assets if partition is None else f"{assets} {partition}"
-    show(what if days is None else f"{what}: {days[0]} to {days[-1]}")
-    environment = {**os.environ, "DAGSTER_HOME": dagster_home(site_file)}
+    home = dagster_home(site_file)
+    environment = {**os.environ, "DAGSTER_HOME": home}
     environment |= {} if site_file is None else {"PF_SITE": str(site_file)}
+    with showing(view, assets.split(","), home=Path(home)) as shown:
+        if row is not None:
+            shown.start_row(row)
+        run = _follow(
+            tied([*command, "--config-json", json.dumps(SPOKEN | (config or {}))]), environment, shown, days or [], row
+        )
+        shown.finish(is_good=run.exit_code == 0, row=row)
+    if run.exit_code:
+        raise _failure(command, run, shown, home)
+
+
+@dataclass
+class _Run:
+    """A Dagster run in a process of its own."""
+
+    run_id: str = ""
+    exit_code: int = 0
+
+
+def _follow(
+    command: list[str], environment: dict[str, str], view: StagesView, days: list[str], row: str | None
+) -> _Run:
+    """Start the process, and show its lines until it ends."""
     process = subprocess.Popen(
-        tied([*command, "--config-json", json.dumps(QUIET | (config or {}))]),
+        command,
         cwd=REPOSITORY,
         env=environment,
         umask=umask_for(Path(environment["DAGSTER_HOME"])),  # Dagster's databases and logs quote the site's logs
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     )
+    assert process.stdout is not None
+    run = _Run()
     try:
-        exit_code = process.wait()
+        for line in process.stdout:
+            said = read_line(line.rstrip("\n"))
+            run.run_id = run.run_id or said.run_id
+            view.receive(line.rstrip("\n"), said, days=days, row=row)
+        run.exit_code = process.wait()
     except KeyboardInterrupt:
         process.wait()  # the run has received Ctrl-C, too, and ends its own processes
         raise
-    if exit_code:
-        raise PipelineError(f"the run failed: {' '.join(command)}", "its log is above, and in the UI (pf dev)")
+    return run
+
+
+def _failure(command: list[str], run: _Run, view: StagesView, home: str) -> PipelineError:
+    """Return the error of a run that failed, after the last lines of the stage that failed were printed."""
+    lines = view.last_lines()
+    if lines:
+        show(f"the last lines of its log ({view.log} has all):", err=True)
+    for line in lines:
+        show(f"  {line}", err=True)
+    what = why_failed(home, run.run_id) if run.run_id else None
+    what = what or f"the run ended with exit code {run.exit_code} before an asset did; its log is {view.log}"
+    return PipelineError(what, f"to run it again: {shlex.join(['dagster', *command[3:]])}")
 
 
 def prepare_instance(site_file: Path) -> None:
@@ -64,10 +118,9 @@ def prepare_instance(site_file: Path) -> None:
         instance.all_instigator_state()
 
 
-def missing_days(site: Site) -> dict[str, list[str]]:
+def missing_days(site: Site, until: str) -> dict[str, list[str]]:
     """Return the runs that build what is missing of the assets made from logs: selection of assets to days."""
-    assert site.end_ds is not None
-    days = ds_range(site.start_ds, site.end_ds)
+    days = ds_range(site.start_ds, until)
     built = {
         "raw_actions": {ds for ds in days if read_manifest(site, ds) is not None},
         "pin_features": set(pin_state(site).days()),

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from pf_assets.assets.evaluation import _note
 from pf_assets.cli import operations
-from pf_assets.cli.demo import _evaluation_lines, _is_evaluated
+from pf_assets.cli.pipeline import is_evaluated
+from pf_assets.cli.summary import comparison_lines, decision_line
 from pf_assets.metadata.evaluation import describe_evaluation, describe_without_vector
 from pf_assets.tracking.served_models import ServedModels
 from pf_assets.tracking.tracking import DECISION_TAG, VERDICT_TAG, RegisteredModel, Tracking
@@ -255,42 +256,46 @@ def test_status_without_a_verdict_does_not_fail(site: Site, monkeypatch: pytest.
 # The demo
 
 
-def test_the_demo_ends_with_both_questions_and_the_verdict() -> None:
-    assert _evaluation_lines(make_manifest()) == [
-        VECTOR_LINE,
-        "index paper: 1,200 pins, random candidates (section 4.1)",
-        ALL_LINE,
-        DISCOVERY_LINE,
-        "model_beats_baselines: failed",
-        "promoted: there is no champion yet",
-    ]
-    good = make_manifest(against_baselines={"all": ABOVE, "discovery": ABOVE})
-    assert _evaluation_lines(good)[-2] == "model_beats_baselines: passed"
-    assert _evaluation_lines(make_manifest(**OLD))[-2].startswith("model_beats_baselines: not judged")
-    decision = {"promote": False, "reason": f"a reason; {ALL_LINE}; {DISCOVERY_LINE}", "asked_for": "auto"}
-    repeated = _evaluation_lines(make_manifest(decision=decision))
-    assert (len(repeated), repeated[-1]) == (6, "not promoted: a reason"), "the figures are shown once"
+def test_the_summary_compares_the_model_with_the_baselines_in_both_questions() -> None:
+    below = comparison_lines(make_manifest())
+    assert below[1] == "(index paper: 1,200 pins, random candidates (section 4.1))"
+    assert below[2].split() == ["all", "positives", "new", "pins", "only"]
+    assert below[3].split() == ["the", "model,", "as", "served", "0.0435", "0.0412"]
+    assert any(
+        line.startswith("below a baseline (95 % of the difference to the best: all positives ") for line in below
+    )
+    assert VECTOR_LINE in below
+    good = comparison_lines(make_manifest(against_baselines={"all": ABOVE, "discovery": ABOVE}))
+    assert any(line.startswith("not below the best baseline in either question") for line in good)
+    assert any("not judged" in line for line in comparison_lines(make_manifest(**OLD)))
+    assert any(line.startswith("its vector alone ") for line in comparison_lines(make_manifest(**WITH_VECTOR)))
 
 
-def test_the_demo_shows_the_vector_alone() -> None:
-    assert _evaluation_lines(make_manifest(**WITH_VECTOR))[2:7] == [
-        ALL_LINE,
-        DISCOVERY_LINE,
-        f"vector alone, {ALL_LINE.replace('0.0435', '0.0400')}",
-        f"vector alone, {DISCOVERY_LINE}",
-        RATIOS,
-    ]
+def test_the_summary_labels_oracles_and_never_lists_them_as_the_best() -> None:
+    lines = comparison_lines(make_manifest())
+    baselines = [line for line in lines[4:] if line[-1:].isdigit()]
+    oracles = [line for line in baselines if "oracle" in line]
+    assert oracles == baselines[len(baselines) - len(oracles) :]
+
+
+def test_the_summary_says_who_serves() -> None:
+    assert decision_line(make_manifest(champion=None)) == "first model: champion"
+    candidate = make_manifest()["candidate"]
+    assert decision_line(make_manifest(champion=candidate)) == "champion"
+    decision = {"promote": False, "reason": "a baseline is better", "asked_for": "auto"}
+    refused = make_manifest(decision=decision, candidate_is_champion=False)
+    assert decision_line(refused) == "it does not serve: a baseline is better"
 
 
 def test_the_demo_evaluates_every_candidate(site: Site) -> None:
-    assert not _is_evaluated(site)
+    assert not is_evaluated(site)
     first = register(site, "a")
     write_evaluation(site, make_manifest(first.served_version))
-    assert not _is_evaluated(site), "there is no champion to serve"
+    assert not is_evaluated(site), "there is no champion to serve"
     Tracking(site).promote(first.version, because="a test")
-    assert _is_evaluated(site)
+    assert is_evaluated(site)
     register(site, "b")
-    assert not _is_evaluated(site)
+    assert not is_evaluated(site)
 
 
 # Without a champion

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pf_assets.assets.model import PresetName
-from pf_assets.cli.demo import missing_model
+from pf_assets.cli.pipeline import missing_model
 from pf_assets.definitions import build_definitions
 from pf_assets.launch import train_job
 from pf_assets.launch.processes import _raise_if_failed, command_for

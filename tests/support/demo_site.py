@@ -34,7 +34,10 @@ class Runs:
         self._site, self._instance = site, instance
         self.done: list[tuple[str, list[str] | None]] = []
 
-    def materialize(self, assets: str, days: list[str] | None = None, *, config: dict[str, Any] | None = None) -> None:
+    def materialize(
+        self, assets: str, days: list[str] | None = None, *, config: dict[str, Any] | None = None, **shown: Any
+    ) -> None:
+        """Take the place of `pf_assets.cli.runs.materialize`; what it shows is not shown."""
         definitions = build_definitions(self._site)
         ranged = {} if days is None else {"start": days[0], "end": days[-1]}
         result = dg.materialize(

@@ -1,0 +1,70 @@
+"""`pf run`: everything that is missing until the newest day of a site is released."""
+
+import itertools
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pf_assets.cli.output import show
+from pf_assets.cli.pipeline import missing_runs, newest_day, stage_names
+from pf_assets.cli.results import result_of
+from pf_assets.cli.runs import materialize
+from pf_assets.cli.stages import StagesView
+from pf_assets.cli.summary import show_summary
+from pf_assets.cli.time_left import expected_seconds, seconds_left, size_of
+from pf_assets.settings import dagster_home, own_site_path
+from pf_core.config.site import Site, load_site
+
+
+def run(
+    site_file: Annotated[
+        Path | None,
+        typer.Argument(help="YAML file that describes your site; by default that of PF_SITE, or ./site.yaml"),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="print the log of the runs")] = False,
+) -> None:
+    """Build everything that is missing until the newest day is released: logs, model, embeddings, index, release."""
+    started = time.monotonic()
+    path = (site_file or own_site_path(os.environ)).resolve()
+    site = load_site(path, environment=os.environ)
+    ds = newest_day(site)
+    run_missing(site, path, ds, verbose=verbose)
+    show_summary(site, ds, time.monotonic() - started)
+    show_next(site)
+
+
+def run_missing(site: Site, site_file: Path, ds: str, *, served_days: int = 1, verbose: bool = False) -> None:
+    """Start the runs that are missing, one after the other, and show them."""
+    runs = missing_runs(site, ds, served_days=served_days)
+    first = next(runs, None)
+    if first is None:
+        show(f"{ds} is released, and nothing is missing")
+        return
+    expected = expected_seconds(size_of(site, ds))
+    with StagesView(
+        stage_names(site),
+        home=Path(dagster_home(site_file)),
+        verbose=verbose,
+        result_of=partial(result_of, site, ds),
+        seconds_left=lambda stages: seconds_left(stages, expected),
+    ) as view:
+        for each in itertools.chain([first], runs):
+            materialize(",".join(each.assets), each.days, config=each.config, site_file=site_file, view=view)
+            expected |= expected_seconds(size_of(site, ds))  # what was read tells more than the files
+
+
+def show_next(site: Site) -> None:
+    """Print what a person may do now."""
+    show("\nNext", keep="\n", bold=True)
+    for command, what in {
+        "pf recommend USER": "the best pins for a user, with what the user did last",
+        "pf dev": "Dagster on http://localhost:3000 and MLflow on http://localhost:5000",
+        "pf status": "days, models, and whether the model beats the baselines",
+    }.items():
+        show(f"  {command:<20} {what}")
+    again = f"end_ds is {site.end_ds}: raise it when newer logs are there" if site.end_ds else "when a new day is over"
+    show(f"  {'pf run':<20} {again}; only what is missing runs")

@@ -1,0 +1,43 @@
+"""Why a Dagster run failed, as a sentence: that of a PipelineError or of a failed check, without the traceback."""
+
+from collections.abc import Iterable
+
+import dagster as dg
+
+from pf_core.errors import PipelineError
+
+
+def reason_of(event: dg.DagsterEvent) -> str:
+    """Return the message of the first error of a failed step; that of a PipelineError ends with its remedy."""
+    error = event.step_failure_data.error
+    while error is not None and error.cause is not None:
+        error = error.cause
+    if error is None:
+        return "no error was recorded"
+    message = error.message.strip().removesuffix(".")
+    return message.removeprefix(f"{PipelineError.__module__}.{PipelineError.__qualname__}: ")
+
+
+def sentence_of(events: Iterable[dg.DagsterEvent]) -> str | None:
+    """Return which step of a run failed and why; None if no step did.
+
+    A failed check that blocks says itself what is wrong; the error of its step only says that it failed.
+    """
+    checks = {}
+    for event in events:
+        if event.event_type == dg.DagsterEventType.ASSET_CHECK_EVALUATION and event.step_key is not None:
+            checks[event.step_key] = event.asset_check_evaluation_data
+        elif event.event_type == dg.DagsterEventType.STEP_FAILURE:
+            check = checks.get(event.step_key or "")
+            if check is not None and not check.passed:
+                return f"{check.asset_key.to_user_string()}: the check {check.check_name} failed: {check.description}"
+            return f"{event.step_key} failed: {reason_of(event)}"
+    return None
+
+
+def why_failed(dagster_home: str, run_id: str) -> str | None:
+    """Return the sentence about a run that failed; None if the run ended before any step did."""
+    kinds = {dg.DagsterEventType.ASSET_CHECK_EVALUATION, dg.DagsterEventType.STEP_FAILURE}
+    with dg.DagsterInstance.from_config(dagster_home) as instance:
+        records = instance.all_logs(run_id, of_type=kinds)
+    return sentence_of(record.get_dagster_event() for record in records)
