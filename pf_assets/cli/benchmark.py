@@ -18,7 +18,7 @@ from pf_assets.settings import DEMO_SITE, REPOSITORY, mlflow_server, start_engin
 from pf_assets.tracking.benchmark_store import BenchmarkStore
 from pf_assets.tracking.runs import git_commit, run_url
 from pf_core.benchmark.page import publish_section
-from pf_core.benchmark.peers.tuning import Level
+from pf_core.benchmark.peers.tuning import PEERS, Level
 from pf_core.benchmark.run import Origin, run_benchmark
 from pf_core.config.site import Site, load_site
 from pf_core.errors import PipelineError
@@ -59,6 +59,9 @@ def benchmark(
     path: Annotated[Path | None, typer.Option(help="folder with the files of LOG")] = None,
     site: Annotated[Path | None, typer.Option(help="site file of your own, instead of LOG")] = None,
     seed: Annotated[int, typer.Option(help="seed of our models and of the users for tuning")] = 0,
+    peer: Annotated[
+        list[str] | None, typer.Option(help=f"only this peer ({', '.join(PEERS)}), of any level; may be repeated")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="folder for table.md and table.json")] = None,
     publish: Annotated[Path | None, typer.Option(help="page whose section of this log is replaced")] = None,
 ) -> None:
@@ -82,7 +85,7 @@ def benchmark(
     folder = out or cache / "results" / f"{name}-{level}-{seed}"
     looks = LOOKS if log is not None and LOOKS.parent.is_dir() else cache / "looks.csv"
     origin = Origin(
-        command=_command(log, site, level, seed),
+        command=_command(log, site, level, seed, peer or []),
         date=datetime.now(UTC).date().isoformat(),
         commit=git_commit(REPOSITORY)[:12],
         looks_file=looks,
@@ -99,6 +102,7 @@ def benchmark(
             start_engine=start_engine,
             origin=origin,
             progress=_progress,
+            only_peers=peer or [],
         )
     show(result.markdown, keep="\n")
     if publish is not None:
@@ -112,11 +116,12 @@ def _progress(message: str) -> None:
     show(message, err=True)
 
 
-def _command(log: str | None, site: Path | None, level: Level, seed: int) -> str:
+def _command(log: str | None, site: Path | None, level: Level, seed: int, peers: list[str]) -> str:
     """Return the command that makes this table again."""
     parts = ["pf", "benchmark", *([log] if log is not None else ["--site", str(site)])]
     parts += [f"--{level}"] if level != "default" else []
     parts += ["--path", "DIR"] if log in LOGS and log != "completejourney" else []
+    parts += [part for name in peers for part in ("--peer", name)]
     return shlex.join([*parts, *(["--seed", str(seed)] if seed else [])])
 
 

@@ -11,7 +11,7 @@ The test users are looked at once, after the last contender has answered, and th
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -127,20 +127,22 @@ def run_benchmark(
     start_engine: Callable[[Site], Engine],
     origin: Origin,
     progress: Progress,
+    only_peers: Sequence[str] = (),
 ) -> BenchmarkResult:
     """Run all contenders on a site's log; write table.json and table.md to `folder` and return them.
 
     `cache` takes the ingested log, which a second benchmark of the same log reuses. The site's own data is neither read
-    nor written. A log that cannot be asked about at all (no positives after the cut, no test user) is a PipelineError.
+    nor written. `only_peers` replaces the peers of the level. A log that cannot be asked about at all (no positives
+    after the cut, no test user) is a PipelineError.
     """
-    site = benchmark_site(site, cache)
-    environments = _environments(level, progress)
+    site, peers = benchmark_site(site, cache), peers_of(level, only_peers)
+    environments = _environments(peers, progress)
     clock = Clock(TOTAL_S[level], progress)
     with start_engine(site) as engine:
         log, no_vectors = _open_log(site, name, engine, clock)
         baselines = list(_baselines(site, log, no_vectors, clock))
         ours = list(_ours(site, log, no_vectors, level, seed, engine, folder, clock))
-    answers = [*ours, *baselines, *_peers(log, environments, level, seed, folder, clock)]
+    answers = [*ours, *baselines, *_peers(log, peers, environments, level, seed, folder, clock)]
     contenders = [_scored(log, answer) for answer in answers]
     append_look(
         origin.looks_file,
@@ -280,10 +282,10 @@ def _ours(
     yield _run(PAPER, functools.partial(ours, PAPER, "paper"), PAPER_S[level], clock)
 
 
-def _environments(level: Level, progress: Progress) -> dict[str, Path | str]:
+def _environments(peers: Sequence[str], progress: Progress) -> dict[str, Path | str]:
     """Install the libraries of the peers; return the Python of each family, or why it could not be installed."""
     environments: dict[str, Path | str] = {}
-    for family in dict.fromkeys(PEERS[name].family for name in peers_of(level)):
+    for family in dict.fromkeys(PEERS[name].family for name in peers):
         try:
             environments[family] = ensure_environment(
                 requirements_of(family), name=family, cache=cache_folder(), progress=progress
@@ -295,10 +297,15 @@ def _environments(level: Level, progress: Progress) -> dict[str, Path | str]:
 
 
 def _peers(
-    log: BenchmarkLog, environments: dict[str, Path | str], level: Level, seed: int, folder: Path, clock: Clock
+    log: BenchmarkLog,
+    names: Sequence[str],
+    environments: dict[str, Path | str],
+    level: Level,
+    seed: int,
+    folder: Path,
+    clock: Clock,
 ) -> Iterator[Answer]:
     """Yield the answers of the peers; each has the same budget, or an equal share of what is left."""
-    names = peers_of(level)
     try:
         tuning: BenchmarkLog | None = tuning_log(log, seed=seed)
     except PipelineError as error:  # too few users: each peer takes its first setting, and its note says so

@@ -216,6 +216,9 @@ def test_settings_that_are_the_same_on_a_log_are_tried_once() -> None:
 def test_levels_and_budgets() -> None:
     assert peers_of("quick") == peers_of("default") == ["item_knn", "ease", "ease_own", "ials"]
     assert peers_of("full") == [*peers_of("quick"), "sasrec", "flat_sasrec"]
+    assert peers_of("quick", ["flat_sasrec", "ease"]) == ["ease", "flat_sasrec"]
+    with pytest.raises(PipelineError, match="no peer 'bert'; choose among item_knn, ease"):
+        peers_of("quick", ["ease", "bert"])
     assert [BUDGETS[level].num_settings for level in ("quick", "default", "full")] == [3, 8, 12]
     assert all(budget.memory_gb <= 8 for budget in BUDGETS.values())
 

@@ -12,6 +12,7 @@ from pf_assets.cli import benchmark as command
 from pf_assets.cli.main import app, main
 from pf_assets.tracking.benchmark_store import BenchmarkStore, table_metrics
 from pf_core.benchmark.looks import read_looks
+from pf_core.benchmark.peers.tuning import PEERS
 from pf_core.benchmark.run import OURS
 from pf_core.config.site import load_site
 from pf_core.model.device import single_threaded
@@ -94,6 +95,18 @@ def test_errors_are_sentences(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert complaint in error_of(capsys, monkeypatch, *arguments)
+
+
+def test_only_some_peers(tmp_path: Path) -> None:
+    write_shop(tmp_path)
+    (tmp_path / "shop.yaml").write_text(yaml.safe_dump(shop_file(tmp_path)))
+    result = run("--site", tmp_path / "shop.yaml", "--quick", "--peer", "ials", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    table = read_json(tmp_path / "out" / "table.json")
+    assert [row["name"] for row in table["rows"] if row["name"] in {each.label for each in PEERS.values()}] == [
+        "iALS (implicit)"
+    ]
+    assert table["run"]["command"].endswith("--quick --peer ials")
 
 
 def test_a_log_without_positives_after_the_cut_is_a_sentence(

@@ -4,9 +4,11 @@ Every peer has a fixed list of settings, most promising first, of which a budget
 two settings has the higher recall@10 (all positives) on a log of training users before an earlier cut.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from pf_core.errors import PipelineError
 
 Level = Literal["quick", "default", "full"]
 
@@ -197,6 +199,9 @@ PEERS: Mapping[str, Peer] = {
 }
 
 
-def peers_of(level: Level) -> list[str]:
-    """Names of the peers that a benchmark of this level runs."""
-    return [name for name, peer in PEERS.items() if level in peer.levels]
+def peers_of(level: Level, only: Sequence[str] = ()) -> list[str]:
+    """Names of the peers that a benchmark of this level runs; with `only` exactly these, whatever the level."""
+    unknown = [name for name in only if name not in PEERS]
+    if unknown:
+        raise PipelineError(f"no peer {unknown[0]!r}", f"choose among {', '.join(PEERS)}")
+    return [name for name, peer in PEERS.items() if (name in only if only else level in peer.levels)]
