@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pf_assets.metadata.model import describe_training_set
 from pf_core.benchmark.reading import read_log
 from pf_core.benchmark.stages import benchmark_site, ingest_log
 from pf_core.config.site import Site, load_site
@@ -155,7 +156,7 @@ def test_nothing_that_a_model_learns_depends_on_the_others(
 
 
 def _count_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = build_set.counts_of_days
+    original = counts.counts_of_days
 
     def counted(site: Site, days: Any, users: TrainingUsers) -> Any:
         return original(site, days, replace(users, listed=None))
@@ -216,6 +217,9 @@ def test_the_set_has_those_who_are_selected_and_says_how_many(tmp_path: Path) ->
         f"training_set: training.users selects {len(CONSENTED)} of {len(USERS)} users; of the others, {held_out} are "
         "held out, and judge models like other held-out users"
     ) in said
+    page = describe_training_set(data.path, manifest)
+    shown = (page["users_selected"], page["users_others"], page["users_held_out_others"])
+    assert shown == (len(CONSENTED), len(OTHERS), held_out)
     found = judge_held_out_users(site, data.path)
     assert found.passed, found.reason
     question = open_question(site, data, progress=silent)
