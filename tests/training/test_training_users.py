@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +38,7 @@ from pf_core.training.plan import plan_model
 from pf_core.training.trainer import train
 from pf_core.training.training_set import latest_training_set, open_training_set
 from tests.support.daily import NUM_USERS
+from tests.support.documents import blocks
 from tests.support.parts_shop import NOBODY, Silent, silent
 from tests.support.shop import CUT_DS, DAYS, HELD_OUT_SHARE, shop_actions, shop_file, without_vectors
 from tests.support.stages import BUILT, make_staged_site, run_stages
@@ -354,6 +357,24 @@ def test_contenders_of_a_benchmark_learn_from_the_same_users(tmp_path: Path) -> 
     )
     (tmp_path / "consent.txt").write_text("2\n")
     assert benchmark_site(site, tmp_path / "cache").data_dir != cached.data_dir
+
+
+def test_the_list_is_made_from_a_column_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The snippet of docs/training.md: the newest row of a user counts, whatever file it is in."""
+    (tmp_path / "logs").mkdir()
+    header = "user_id,time,consent\n"
+    first = "1,2026-01-01T10:00,no\n2,2026-01-01T10:00,yes\n3,2026-01-01T10:00,yes\n4,2026-01-01T10:00,\n"
+    (tmp_path / "logs" / "a.csv").write_text(f"{header}{first}5,2026-01-02T10:00,yes\n")
+    (tmp_path / "logs" / "b.csv").write_text(f"{header}1,2026-01-02T10:00,yes\n2,2026-01-02T09:00,no\n")
+    [snippet] = [block.text for block in blocks("python") if "consent.txt" in block.text]
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([sys.executable, "-c", snippet], check=True)
+    site = make_staged_site(tmp_path / "site")
+    users = UsersConfig(file=str(tmp_path / "consent.txt"))
+    chosen = site.model_copy(update={"training": site.training.model_copy(update={"users": users})})
+    listed_ids = read_training_users(chosen).listed
+    assert listed_ids is not None
+    assert listed_ids.to_pylist() == [1, 3, 5]
 
 
 # Bad input
