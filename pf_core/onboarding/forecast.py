@@ -119,6 +119,9 @@ def describe_embedded(site: Site, survey: Survey, known: KnownPins | str | None)
     share = site.training.held_out_share
     held_out = f" ({percent(share)} of them never train, and judge the model)" if share else ""
     users = f"users: {least}{actions.num_users - num_idle:,}, all with an action until {last}{held_out}{idle}"
+    if site.training.users is not None:
+        num_selected = int(read_training_users(site).are_selected(actions.user).sum())
+        users += f"; training.users selects {least}{num_selected:,} of them to learn from"
     if survey.tally.num_skipped or survey.tally.num_rejected:
         users += "; rows that are skipped or quarantined count for nobody"
     return [users, f"pins: {_embedded_pins(site, survey, known)}"]
