@@ -86,6 +86,15 @@ def combined(array: pa.ChunkedArray | pa.Array) -> pa.Array:
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 
+HASH_PRIME = 65_521
+"""Number of hash values of `hashed_uniform`; it has no common divisor with HASH_SHARES."""
+
+
+def hashed_uniform(user_ids: pa.Array, key: int) -> np.ndarray:
+    """Return a number in [0, 1) for each user, by hash of the id and the key; independent of `is_held_out`."""
+    return uniform(mixed(key, bucket_of(user_ids, HASH_PRIME).astype(np.int64)))
+
+
 HASH_SHARES = 10_000
 """Resolution of `is_held_out`: a share is rounded to ten-thousandths."""
 

@@ -125,8 +125,9 @@ def pinnerformer_model_asset(site: Site) -> dg.AssetsDefinition:
 def model_checks(site: Site) -> list[dg.AssetChecksDefinition]:
     @dg.asset_check(asset="training_set", blocking=True)
     def held_out_users_are_disjoint(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        """No held-out user is a training user: a model is evaluated on users whom it has never seen."""
-        return asset_check_result(context, [judge_held_out_users(latest_training_set(site))])
+        """No held-out user is a training user: a model is evaluated on users whom it has never seen. Nor is a user whom
+        `training.users` does not select."""
+        return asset_check_result(context, [judge_held_out_users(site, latest_training_set(site))])
 
     @dg.asset_check(asset="training_set", blocking=True)
     def nothing_is_later_than_the_cut(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:

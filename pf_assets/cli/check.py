@@ -14,6 +14,7 @@ from pf_core.config.site import Site, load_site
 from pf_core.errors import PipelineError
 from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.logs.preview import names_without_rows, refuse_pins, refuse_rejects, refuse_without_positive, shown
+from pf_core.logs.training_users import read_training_users
 from pf_core.onboarding.forecast import describe_embedded, describe_pin_files, describe_training, read_pins
 from pf_core.onboarding.questions import counted
 from pf_core.onboarding.survey import (
@@ -54,6 +55,7 @@ def check(
         partial(refuse_rejects, site, day, survey.tally),
         partial(refuse_without_positive, site, survey.tally),
         partial(read_deletion_list, site),
+        partial(read_training_users, site),
         partial(refuse_pins, site, day),
     ]
     for examine in examinations:

@@ -13,6 +13,7 @@ from pf_core.evaluation.manifest import (
     ORACLES,
     EvaluationManifest,
     MetricSummary,
+    SelectionSummary,
     VectorCoverage,
     recall_by_type,
     vector_alone,
@@ -74,6 +75,7 @@ def describe_evaluation(folder: Path, manifest: EvaluationManifest, urls: Mappin
         "judged": table(_rows(judged)),
         "against_baselines": table(comparison_rows(manifest)),
         "by_frequency": table(_rows(by_frequency)),
+        **({"by_selection": table(selection_rows(manifest["by_selection"]))} if "by_selection" in manifest else {}),
         "by_action_type": table(
             [
                 {"who": label(name)}
@@ -90,6 +92,20 @@ def describe_evaluation(folder: Path, manifest: EvaluationManifest, urls: Mappin
         **{name: dg.MetadataValue.url(url) for name, url in urls.items()},
         "path": dg.MetadataValue.path(str(folder / MANIFEST)),
     }
+
+
+def selection_rows(by_group: Mapping[str, SelectionSummary]) -> list[dict[str, Any]]:
+    """Return a row for the users whom training.users selects, and one for the others."""
+    return [
+        {
+            "users": f"{each['users']:,} {'selected' if group == 'selected' else 'not selected'}",
+            "recall_at_10": _figure(each["recall_at_10"]),
+            "95 % interval": _cell(each["recall_at_10_interval"]),
+            "discovery_at_10": _figure(each["discovery_at_10"]),
+            "95 % interval, discovery": _cell(each["discovery_at_10_interval"]),
+        }
+        for group, each in by_group.items()
+    ]
 
 
 def _column_of(action_type: str) -> str:

@@ -23,6 +23,10 @@ def describe_training_set(path: Path, manifest: Mapping[str, Any]) -> Metadata:
         "users forgotten": counts["users_forgotten"],
         **{f"actions: {reason}": count for reason, count in counts["dropped"].items()},
     }
+    selection: Metadata = {}
+    if "users" in manifest:
+        selection["users"] = shown_json(manifest["users"])
+        selection |= {f"users_{name}": count for name, count in counts["selection"].items()}
     kept: EvaluationDays | None = manifest.get("evaluation_days")
     return {
         "cut_ds": manifest["cut_ds"],
@@ -32,6 +36,7 @@ def describe_training_set(path: Path, manifest: Mapping[str, Any]) -> Metadata:
         "train_actions": counts["train"]["actions"],
         "train_positives": counts["train"]["positives"],
         "held_out_users": counts["held_out"]["users"],
+        **selection,
         "pins": counts["pins"],
         "candidates": counts["candidates"],
         "splits": table(splits),

@@ -21,10 +21,7 @@ import pyarrow.compute as pc
 
 from pf_core.days import shift_ds
 from pf_core.errors import PipelineError
-from pf_core.hashing import bucket_of, mixed, uniform
-
-HASH_PRIME = 65_521
-"""Number of hash values for samples of users; it has no common divisor with the number that `is_held_out` uses."""
+from pf_core.hashing import hashed_uniform
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -187,11 +184,6 @@ def _chosen(actions: Actions, is_chosen: np.ndarray) -> Actions:
 
 
 # Users and pins
-
-
-def hashed_uniform(user_ids: pa.Array, key: int) -> np.ndarray:
-    """Return a number in [0, 1) for each user, by hash of the id and the key; independent of `is_held_out`."""
-    return uniform(mixed(key, bucket_of(user_ids, HASH_PRIME).astype(np.int64)))
 
 
 def rows_of(ids: pa.Array, is_chosen: np.ndarray) -> tuple[pa.Array, np.ndarray]:

@@ -11,14 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pf_core.benchmark.log import Actions, BenchmarkLog, distinct_pairs, hashed_uniform, rows_of, split_askable
+from pf_core.benchmark.log import Actions, BenchmarkLog, distinct_pairs, rows_of, split_askable
 from pf_core.config.site import Site
 from pf_core.days import ds_range, parse_ds, shift_ds
 from pf_core.errors import PipelineError, materialize_command
-from pf_core.hashing import is_held_out
+from pf_core.hashing import hashed_uniform, is_held_out
 from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.logs.partition import bucket_files, ingested_days, require_manifest
 from pf_core.logs.positives import positive_mask
+from pf_core.logs.training_users import read_training_users
 from pf_core.pins.features import pin_state, read_pin_features
 from pf_core.pins.inputs import undated_catalogue_pins
 from pf_core.progress import Progress, Throttle
@@ -37,8 +38,9 @@ def read_log(
 ) -> BenchmarkLog:
     """Read the log of a site from raw_actions: all days up to the cut, and `num_days` days after it.
 
-    The test users are the held-out users of the site's training set. With more than `max_actions` actions up to the
-    cut, a sample of the users is kept, by hash; the index still has the pins of all users.
+    The test users are the held-out users of the site's training set, and contenders learn from the other users, as far
+    as `training.users` selects them. With more than `max_actions` actions up to the cut, a sample of the users is kept,
+    by hash; the index still has the pins of all users.
     """
     days = _days_to_read(site, cut_ds, num_days)
     num_actions = sum(require_manifest(site, ds)["counts"]["kept"] for ds in days if ds <= cut_ds)
@@ -134,7 +136,7 @@ class _Reader:
     """Reads buckets one after the other; keeps codes of 4 bytes, and each distinct id once."""
 
     def __init__(self, site: Site, *, cut_ds: str, share: float) -> None:
-        self._positive, self._held_out_share = site.source.positive, site.training.held_out_share
+        self._positive, self._users = site.source.positive, read_training_users(site)
         self._forgotten, self._cut_ds, self._share = read_deletion_list(site), cut_ds, share
         self._pin_ids = pa.array([], id_arrow_type(site.source.actions.pin_id.type))
         """Distinct pin ids in the order of first appearance: code -> id."""
@@ -142,6 +144,7 @@ class _Reader:
         """Codes of the pins that anybody acted on up to the cut."""
         self._user_ids = [pa.array([], id_arrow_type(site.source.actions.user_id.type))]
         self._is_test: list[np.ndarray] = [np.zeros(0, bool)]
+        self._trains: list[np.ndarray] = [np.zeros(0, bool)]
         self._num_users = 0
         self._before, self._after = _Part(), _Part()
         self._num_positives_after = 0
@@ -161,7 +164,7 @@ class _Reader:
 
     def _add(self, actions: pa.Table, day: np.ndarray) -> None:
         users = actions["user_id"].combine_chunks().dictionary_encode()
-        is_test_user = is_held_out(users.dictionary, self._held_out_share)
+        is_test_user = is_held_out(users.dictionary, self._users.held_out_share)
         is_sampled = hashed_uniform(users.dictionary, SAMPLE_KEY) < self._share
         user, is_positive = users.indices.to_numpy(), actions["is_positive"].to_numpy()
         pin = self._pin_codes(actions["pin_id"].combine_chunks())
@@ -174,6 +177,7 @@ class _Reader:
             part.add(code[chosen], pin[chosen], day[chosen], is_positive[chosen])
         self._user_ids.append(users.dictionary)
         self._is_test.append(is_test_user)
+        self._trains.append(self._users.may_train(users.dictionary))
         self._num_users += len(users.dictionary)
 
     def _pin_codes(self, pin_ids: pa.Array) -> np.ndarray:
@@ -192,7 +196,13 @@ class _Reader:
         is_asked[_concatenated(self._after.user, np.int32)] = True
         has_past[_concatenated(self._before.user, np.int32)] = True
         self._refuse_if_useless(is_test, is_asked, num_days)
-        train_user_ids, row_of_train = rows_of(user_ids, has_past & ~is_test)
+        train_user_ids, row_of_train = rows_of(user_ids, has_past & np.concatenate(self._trains))
+        if self._users.selection is not None:
+            notes = [
+                *notes,
+                f"training.users selects the users who may be learned from: every contender learns from "
+                f"{len(train_user_ids):,} of the {int((has_past & ~is_test).sum()):,} users who are not test users.",
+            ]
         test_user_ids, row_of_test = rows_of(user_ids, is_asked)
         if len(train_user_ids) == 0:
             notes = [*notes, "No training user has an action up to the cut: nothing can be learned from others."]
@@ -237,7 +247,7 @@ class _Reader:
         if not is_test.any():
             raise PipelineError(
                 f"none of the {self._num_users:,} users is held out, so there is no test user",
-                f"raise training.held_out_share in the site file, which is {self._held_out_share}",
+                f"raise training.held_out_share in the site file, which is {self._users.held_out_share}",
             )
         if not is_asked.any():
             raise PipelineError(

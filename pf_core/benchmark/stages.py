@@ -20,6 +20,7 @@ from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.logs.ingest import ingest_days
 from pf_core.logs.partition import ingested_days
 from pf_core.logs.readers import find_files
+from pf_core.logs.training_users import read_training_users
 from pf_core.pins.features import build_pin_features, pin_state
 from pf_core.progress import Progress, Throttle
 from pf_core.storage.builds import MANIFEST
@@ -43,6 +44,7 @@ def benchmark_site(site: Site, cache: Path) -> Site:
         {
             "site": site.fingerprint(),
             "held_out_share": site.training.held_out_share,
+            "users": read_training_users(site).selection,
             "end_ds": end_ds,
             "files": [stamp_of(file) for file in _input_files(site, end_ds)],
             "code": code_fingerprint(STAGE_CODE),

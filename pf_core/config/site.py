@@ -193,12 +193,16 @@ def load_site(path: Path, *, environment: Mapping[str, str]) -> Site:
         site = Site.model_validate(content)
     except ValidationError as error:
         raise PipelineError(f"{path}:\n{_explain(error)}") from None  # its text quotes values, and so a secret
-    deletion_list = site.deletion_list
+    deletion_list, training = site.deletion_list, site.training
+    if training.users is not None and training.users.file is not None:
+        users = training.users.model_copy(update={"file": _from(path, "training.users.file", training.users.file)})
+        training = training.model_copy(update={"users": users})
     return site.model_copy(
         update={
             "data_dir": _from(path, "data_dir", site.data_dir),
             "deletion_list": None if deletion_list is None else _from(path, "deletion_list", deletion_list),
             "source": site.source.model_copy(update={"root": _from(path, "source.root", site.source.root)}),
+            "training": training,
         }
     )
 

@@ -39,6 +39,25 @@ class LaunchConfig(Strict):
         return self
 
 
+class UsersConfig(Strict):
+    """Who may be learned from; exactly one of `share` and `file`. Everybody is embedded all the same, and anybody may
+    be held out to judge the model."""
+
+    share: float | None = Field(default=None, gt=0, le=1)
+    """Share of the users, chosen by hash, and independently of those who are held out. A larger share has all users of
+    a smaller one."""
+    file: str | None = None
+    """File (a path, or s3://…) with a line for each user who may be learned from, in the format of `deletion_list`.
+    The next training set is made from the file as it then is; if it changed, all days of pin_counts are counted
+    again."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "UsersConfig":
+        if (self.share is None) == (self.file is None):
+            raise ValueError("give exactly one of `share` and `file`")
+        return self
+
+
 class TrainingConfig(Strict):
     """The site file's `training` section: the training set, the model and how training is launched."""
 
@@ -47,6 +66,8 @@ class TrainingConfig(Strict):
     site's days if that is less. With 0 nothing can be evaluated, and `pf promote` chooses the model that serves."""
     held_out_share: float = Field(default=0.1, ge=0, lt=1)
     """Share of users, chosen by hash, whom training never sees; the counts of pins leave them out, too."""
+    users: UsersConfig | None = None
+    """Who may be learned from; without it, everybody who is not held out."""
     preset: Preset = "auto"
     """Settings to start from. auto trains the model of parts, with settings chosen from the training set; paper, demo
     and tiny train the paper's towers."""

@@ -79,6 +79,16 @@ class VectorCoverage(TypedDict):
     """Which key of the site file changes it."""
 
 
+class SelectionSummary(TypedDict):
+    """Recall@10 of some of the evaluated users, embedded once: those whom `training.users` selects, or the others."""
+
+    users: int
+    recall_at_10: float
+    recall_at_10_interval: list[float]
+    discovery_at_10: float
+    discovery_at_10_interval: list[float]
+
+
 class DecisionRecord(TypedDict):
     promote: bool
     reason: str
@@ -106,6 +116,8 @@ class EvaluationManifest(TypedDict):
     against_baselines: NotRequired[dict[QuestionName, Comparison]]
     vector_against_baselines: NotRequired[dict[QuestionName, Comparison]]
     """The candidate without its memory; only a model of parts has one. It decides nothing."""
+    by_selection: NotRequired[dict[str, SelectionSummary]]
+    """The candidate for the users whom `training.users` selects (`selected`), and for the `others`; only with it."""
     by_day: dict[str, dict[Frequency, list[float]]]
     """By name of the model, the share of each day's positives that was found."""
     candidate: str

@@ -31,6 +31,7 @@ from pf_core.evaluation.manifest import (
 from pf_core.evaluation.protocol import score_baseline, score_model
 from pf_core.evaluation.question import Question, open_question
 from pf_core.evaluation.scores import Scores, UserScores, recall_by_day
+from pf_core.evaluation.selection import by_selection, describe_selection
 from pf_core.evaluation.summary import summarize
 from pf_core.evaluation.vector_coverage import vector_coverage
 from pf_core.evaluation.verdict import describe_comparison, lost_questions
@@ -119,6 +120,10 @@ def evaluate_and_decide(
         decision=DecisionRecord(promote=decision.promote, reason=decision.reason, asked_for=promote),
         seconds=time.monotonic() - started,
     )
+    groups = by_selection(site, evaluation.models[candidate.name])
+    if groups is not None:
+        manifest["by_selection"] = groups
+        progress(describe_selection(groups))
     if vector_scores is not None:
         manifest["vector_against_baselines"] = compare_with_baselines(vector_scores, evaluation.baselines)
     return manifest

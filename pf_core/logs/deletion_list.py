@@ -47,6 +47,9 @@ SHOWN_CHARS = 200
 
 INTEGER = re.compile("(?P<sign>-?)0*(?P<digits>[0-9]{1,19})")
 
+NAME = "deletion_list"
+"""Key of the site file that names the list."""
+
 KEY, SINCE = "user_id", "since"
 
 WRITTEN: dict[IdType, re.Pattern[str]] = {
@@ -94,11 +97,16 @@ def list_path(site: Site) -> Path:
 def read_deletion_list(site: Site) -> pa.Array:
     """Return the user ids on the deletion list, sorted and distinct; empty if the site has no list."""
     id_type = site.source.actions.user_id.type
-    arrow_type = id_arrow_type(id_type)
     if site.deletion_list is None:
-        return pa.array([], arrow_type)
+        return pa.array([], id_arrow_type(id_type))
+    return read_ids(list_path(site), id_type)
+
+
+def read_ids(path: Path, id_type: IdType, *, key: str = NAME) -> pa.Array:
+    """Return the user ids in a list, sorted and distinct; `key` of the site file names it."""
+    arrow_type = id_arrow_type(id_type)
     parts, held = [], []
-    for entry in read_entries(list_path(site), id_type):
+    for entry in read_entries(path, id_type, key=key):
         held.append(entry["user_id"])
         if len(held) == IDS_AT_ONCE:
             parts.append(pa.array(held, arrow_type))
@@ -114,24 +122,29 @@ def find_entry(site: Site, user_id: int | str) -> Entry | None:
     return next((entry for entry in entries if entry["user_id"] == user_id), None)
 
 
-def read_entries(path: Path, id_type: IdType) -> Iterator[Entry]:
+def read_entries(path: Path, id_type: IdType, *, key: str = NAME) -> Iterator[Entry]:
     """Yield the lines of a list in their order. A line that could mean another user is an error that names it."""
-    for number, line in _lines(path):
+    for number, line in _lines(path, key):
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
             raise PipelineError(
-                f"deletion_list: {path} is not UTF-8 text: line {number}: {error.reason}", "convert it to UTF-8"
+                f"{key}: {path} is not UTF-8 text: line {number}: {error.reason}", "convert it to UTF-8"
             ) from None
         try:
             entry = _read_line(text, id_type)
         except PipelineError as error:
-            raise PipelineError(f"{path}, line {number}: {error.what}", error.remedy) from None
+            raise PipelineError(f"{_named(path, key)}, line {number}: {error.what}", error.remedy) from None
         if entry is not None:
             yield entry
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def _named(path: Path, key: str) -> str:
+    """Return how errors name a list: the deletion list by its path, which `pf forget` prints, too."""
+    return str(path) if key == NAME else f"{key}: {path}"
+
+
+def _lines(path: Path, key: str) -> Iterator[tuple[int, bytes]]:
     """Yield number and content of each line, in bounded memory. Lines end with LF or CRLF, and with nothing else."""
     try:
         with reaching(path), path.open("rb") as file:
@@ -140,19 +153,21 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 number += 1
                 if len(line) == MAX_LINE_BYTES:
                     raise PipelineError(
-                        f"{path}, line {number}: longer than {MAX_LINE_BYTES:,} bytes, which no user id is"
+                        f"{_named(path, key)}, line {number}: longer than {MAX_LINE_BYTES:,} bytes, which no user id is"
                     )
                 if number == 1:
                     line = line.removeprefix(BYTE_ORDER_MARK)
                 if line.startswith(b"{") and not line.endswith(b"\n") and not line.rstrip().endswith(b"}"):
+                    cut_off = f"{_named(path, key)}, line {number} is cut off: {_shown(line.decode(errors='replace'))}"
+                    if key != NAME:
+                        raise PipelineError(cut_off, "write the file again")
                     raise PipelineError(
-                        f"{path}, line {number} is cut off: {_shown(line.decode(errors='replace'))}. A `pf forget` was "
-                        "interrupted while it wrote the line",
+                        f"{cut_off}. A `pf forget` was interrupted while it wrote the line",
                         "delete the line, then run `pf forget` again for the user whom it was about",
                     )
                 yield number, line.removesuffix(b"\n").removesuffix(b"\r")
     except OSError as error:
-        raise PipelineError(f"deletion_list: {path} cannot be read: {error.strerror or error}") from error
+        raise PipelineError(f"{key}: {path} cannot be read: {error.strerror or error}") from error
 
 
 def _read_line(text: str, id_type: IdType) -> Entry | None:

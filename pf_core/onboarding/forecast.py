@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 from pf_core.config.site import Site
 from pf_core.config.training import TrainConfig
 from pf_core.days import ds_start_us, shift_ds
-from pf_core.hashing import is_held_out
 from pf_core.logs.readers import find_files
 from pf_core.logs.routing import day_number
 from pf_core.logs.sample import size_text
+from pf_core.logs.training_users import TrainingUsers, read_training_users
 from pf_core.onboarding.questions import percent
 from pf_core.onboarding.survey import Actions, Survey
 from pf_core.pins.catalogue import Catalogue
@@ -119,6 +119,9 @@ def describe_embedded(site: Site, survey: Survey, known: KnownPins | str | None)
     share = site.training.held_out_share
     held_out = f" ({percent(share)} of them never train, and judge the model)" if share else ""
     users = f"users: {least}{actions.num_users - num_idle:,}, all with an action until {last}{held_out}{idle}"
+    if site.training.users is not None:
+        num_selected = int(read_training_users(site).are_selected(actions.user).sum())
+        users += f"; training.users selects {least}{num_selected:,} of them to learn from"
     if survey.tally.num_skipped or survey.tally.num_rejected:
         users += "; rows that are skipped or quarantined count for nobody"
     return [users, f"pins: {_embedded_pins(site, survey, known)}"]
@@ -174,7 +177,7 @@ def foresee_training(site: Site, survey: Survey, known: KnownPins | str | None) 
         num_days = default_evaluation_days(day_number(last) - day_number(site.start_ds) + 1)
     cut_ds = shift_ds(last, -num_days)
     cut_us = ds_start_us(shift_ds(cut_ds, 1))
-    train = _before(survey.actions, cut_us, site.training.held_out_share)
+    train = _before(survey.actions, cut_us, read_training_users(site))
     if not len(train.ts):
         return None
     num_actions = round(len(train.ts) * survey.scale)
@@ -214,11 +217,11 @@ def foresee_training(site: Site, survey: Survey, known: KnownPins | str | None) 
     )
 
 
-def _before(actions: Actions, cut_us: int, held_out_share: float) -> Timelines:
+def _before(actions: Actions, cut_us: int, users: TrainingUsers) -> Timelines:
     """Return the timelines of the training users before the cut."""
     timelines = actions.timelines
     row, _ = ragged(actions.lengths())
-    is_kept = (timelines.ts < cut_us) & ~is_held_out(actions.user, held_out_share)[row]
+    is_kept = (timelines.ts < cut_us) & users.may_train(actions.user)[row]
     lengths = np.bincount(row[is_kept], minlength=actions.num_users)
     return replace(
         timelines,

@@ -1,18 +1,19 @@
 """Counts of pins: on how many user-days a pin had a positive action, in the windows that end with a day.
 
-A user-day of a pin is a user with at least one positive action on it on that day. Held-out users and users on the
-deletion list do not count, so that neither the evaluated users nor forgotten ones can leak into what is shown or
-learned. Nothing later than the day is read.
+A user-day of a pin is a user with at least one positive action on it on that day. Only users who may be learned from
+count (logs/training_users.py), so that neither the evaluated users nor forgotten ones nor those whom `training.users`
+leaves out can leak into what is shown or learned. Serving counts the same users as training, so that a count means the
+same in both. Nothing later than the day is read.
 
     pin_counts/2026-01-03.arrow     pin_id (ascending) and user_days of the pins with any on that day; its metadata
                                     say what they were counted from (CountLabel)
     pin_counts/2026-01-03.json      whether a deletion list concerns the day (DayManifest)
 
 A day is counted once, when it is first needed, and again if its raw_actions or the definition of its counts changed,
-or if rows of forgotten users were deleted from it. If the deletion list changed, the users of the day are read, and the
-day is counted again only if it concerns them. `counts_as_of` adds up the files of at most 364 days, and of no more days
-than timelines have; a training set has the counts of each of its days. Both count all actions of a day: a timeline may
-have no room for some of them.
+if other users are selected, or if rows of forgotten users were deleted from it. If the deletion list changed, the users
+of the day are read, and the day is counted again only if it concerns them. `counts_as_of` adds up the files of at most
+364 days, and of no more days than timelines have; a training set has the counts of each of its days. Both count all
+actions of a day: a timeline may have no room for some of them.
 """
 
 import bisect
@@ -28,12 +29,13 @@ import pyarrow.compute as pc
 
 from pf_core.config.site import Site
 from pf_core.days import COUNT_WINDOWS_DAYS, ds_range, shift_ds
-from pf_core.hashing import digest_of, is_held_out
+from pf_core.hashing import digest_of
 from pf_core.layouts import LAYOUTS, is_current
 from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.logs.log_day import LogDay, open_log_day
 from pf_core.logs.positives import positive_mask
 from pf_core.logs.routing import day_number
+from pf_core.logs.training_users import Selection, TrainingUsers, read_training_users
 from pf_core.schemas import id_arrow_type
 from pf_core.storage.arrays import read_arrow
 from pf_core.storage.cache import fetched
@@ -60,6 +62,8 @@ class CountSettings(TypedDict):
     positive: dict[str, Any]
     """source.positive in the site file."""
     held_out_share: float
+    users: NotRequired[Selection]
+    """Who may be learned from, if the site file selects users."""
     users_deleted: NotRequired[int]
     """Number of users whose rows were deleted from the day after it was ingested, if there are any."""
 
@@ -125,23 +129,26 @@ def day_counts(site: Site, day: LogDay) -> pa.Table:
     return counts
 
 
-def counts_of_days(site: Site, days: Iterable[LogDay]) -> Iterator[pa.Table]:
-    """Yield the `day_counts` of each of the days."""
+def counts_of_days(site: Site, days: Iterable[LogDay], users: TrainingUsers | None = None) -> Iterator[pa.Table]:
+    """Yield the `day_counts` of each of the days; `users` are those of the site file unless they are given."""
     forgotten = read_deletion_list(site)
+    users = read_training_users(site) if users is None else users
     deletion_list = digest_of({"users": forgotten.to_pylist()})  # once for all days: the list may be long
     for day in days:
-        yield _counts_of_day(site, day, forgotten, deletion_list)
+        yield _counts_of_day(site, day, users, forgotten, deletion_list)
 
 
-def _counts_of_day(site: Site, day: LogDay, forgotten: pa.Array, deletion_list: str) -> pa.Table:
+def _counts_of_day(site: Site, day: LogDay, users: TrainingUsers, forgotten: pa.Array, deletion_list: str) -> pa.Table:
     """Return the counts of a day, from its file if that is labelled with what is wanted."""
     folder = site.directory / "pin_counts"
     path, manifest_path = folder / f"{day.ds}.arrow", folder / f"{day.ds}.json"
     settings: CountSettings = {
         "raw_digest": day.digest,
         "positive": site.source.positive.model_dump(mode="json"),
-        "held_out_share": site.training.held_out_share,
+        "held_out_share": users.held_out_share,
     }
+    if users.selection is not None:
+        settings["users"] = users.selection
     if users_deleted := day.manifest.get("users_deleted"):
         settings["users_deleted"] = users_deleted
     before: DayManifest | None = find_json(manifest_path)
@@ -153,7 +160,7 @@ def _counts_of_day(site: Site, day: LogDay, forgotten: pa.Array, deletion_list: 
     label: CountLabel = {"layout": LAYOUTS["pin_counts"], "settings": settings, "forgotten": active}
     counts = None if before is None else _read_day(path, label)
     if counts is None:
-        counts = _count(site, files, forgotten)
+        counts = _count(site, files, forgotten, users)
         counts = counts.replace_schema_metadata({LABEL: json.dumps(label, sort_keys=True)})
         with write_file(path) as temporary, pa.ipc.new_file(temporary, counts.schema) as writer:
             writer.write_table(counts)
@@ -172,15 +179,15 @@ def _digest_of_forgotten(files: list[Path], forgotten: pa.Array) -> str:
     return digest_of({"users": sorted(found)})
 
 
-def _count(site: Site, files: list[Path], forgotten: pa.Array) -> pa.Table:
+def _count(site: Site, files: list[Path], forgotten: pa.Array, users: TrainingUsers) -> pa.Table:
     """Count the distinct users of each pin. A user is in one bucket, so the counts of buckets add up."""
     parts = [_empty(site)]
     for path in files:
         actions = read_parquet(path, columns=list(READ_COLUMNS))
         actions = actions.filter(pa.array(positive_mask(actions, site.source.positive)))
         actions = actions.filter(pc.invert(pc.is_in(actions["user_id"], forgotten)))
-        held_out = is_held_out(actions["user_id"].combine_chunks(), site.training.held_out_share)
-        pairs = actions.filter(pa.array(~held_out)).select(["user_id", "pin_id"]).group_by(["user_id", "pin_id"])
+        actions = actions.filter(pa.array(users.may_train(actions["user_id"])))
+        pairs = actions.select(["user_id", "pin_id"]).group_by(["user_id", "pin_id"])
         counted = pairs.aggregate([]).group_by("pin_id").aggregate([("user_id", "count")])
         parts.append(counted.rename_columns({"user_id_count": "user_days"}).select(["pin_id", "user_days"]))
     summed = pa.concat_tables([part.cast(parts[0].schema) for part in parts]).group_by("pin_id")

@@ -28,6 +28,7 @@ from pf_core.engine.daily_state import Manifest, open_dataset, take_rows
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import hash_slices
 from pf_core.layouts import is_current, marked
+from pf_core.pins.catalogue import UNKNOWN_INTEREST
 from pf_core.pins.content import norms
 from pf_core.pins.features import PinManifest, pin_state
 from pf_core.progress import Progress
@@ -57,13 +58,19 @@ def pins_by_id(
     *,
     only_candidates: bool = False,
     only_with_feature: bool = False,
+    log_pins: pa.Array | None = None,
 ) -> Iterator[pa.Table]:
     """Yield the pins in ascending order of pin_id, in chunks; only the ids of all pins are held in memory.
 
-    `feature` is not in the chunks if no pin has one.
+    With `log_pins`, a pin without content vector and interest is left out unless it is one of them. `feature` is not in
+    the chunks if no pin has one.
     """
-    known = dataset.to_table(columns=["pin_id", "is_candidate", "has_feature"])
+    columns_of_all = ["pin_id", "is_candidate", "has_feature", *([] if log_pins is None else ["interest"])]
+    known = dataset.to_table(columns=columns_of_all)
     is_wanted = np.ones(known.num_rows, bool)
+    if log_pins is not None:
+        is_described = pc.or_(known["has_feature"], pc.not_equal(known["interest"], UNKNOWN_INTEREST))
+        is_wanted &= pc.or_(is_described, pc.is_in(known["pin_id"], value_set=log_pins)).to_numpy()
     for name, is_needed in (("is_candidate", only_candidates), ("has_feature", only_with_feature)):
         if is_needed:
             is_wanted &= known[name].to_numpy()
@@ -100,8 +107,10 @@ def finite_features(pins: pa.Table, ds: str) -> np.ndarray:
 # Writing
 
 
-def write_pins(site: Site, pins: PinManifest | Manifest, folder: Path) -> dict[str, int]:
-    """Write the arrays of a pin_features partition to a new folder.
+def write_pins(
+    site: Site, pins: PinManifest | Manifest, folder: Path, *, log_pins: pa.Array | None = None
+) -> dict[str, int]:
+    """Write the arrays of a pin_features partition to a new folder; `log_pins` as in `pins_by_id`.
 
     Return the numbers of pins, of candidates, and of pins with a feature.
     """
@@ -117,7 +126,8 @@ def write_pins(site: Site, pins: PinManifest | Manifest, folder: Path) -> dict[s
         pa.ipc.new_file(folder / "pin_id.arrow", schema) as ids,
     ):
         num_with_feature = 0
-        for chunk in pins_by_id(dataset, ["pin_id", "feature", "interest", "is_candidate", "has_feature"]):
+        columns = ["pin_id", "feature", "interest", "is_candidate", "has_feature"]
+        for chunk in pins_by_id(dataset, columns, log_pins=log_pins):
             values = finite_features(chunk, pins["ds"])
             candidates.append(len(feature) + np.flatnonzero(chunk["is_candidate"].to_numpy()))
             feature.append(values)

@@ -1,6 +1,6 @@
 """The popular pins of a release, for users who are not in it: most user-days of positive engagement in a week.
 
-User-days are those of pins/counts.py: held-out and forgotten users do not count.
+User-days are those of pins/counts.py: only users who may be learned from count, so not held-out or forgotten ones.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from pf_core.days import ds_range, shift_ds
 from pf_core.hashing import digest_of
 from pf_core.logs.log_day import LogDay, open_log_day
 from pf_core.logs.partition import ingested_days
+from pf_core.logs.training_users import read_training_users
 from pf_core.pins.counts import day_counts
 from pf_core.schemas import id_arrow_type
 from pf_core.serving.index import PinIndex
@@ -38,6 +39,8 @@ def popular_digest(site: Site, week: Sequence[LogDay]) -> str:
         "positive": site.source.positive.model_dump(mode="json"),
         "held_out_share": site.training.held_out_share,
     }
+    if (selection := read_training_users(site).selection) is not None:
+        inputs["users"] = selection
     return digest_of(inputs)
 
 

@@ -1,10 +1,11 @@
 """training_set: the cut. Builds the set that ends with a day, and publishes it.
 
 The set is a function of user_timelines[cut_ds], pin_features[cut_ds], raw_actions of the timelines' window, the
-deletion list and the site file; nothing in it is later than the cut. Users are held out by hash: they evaluate a model
-and never train it. Their words do not enter the vocabularies. The fingerprint depends only on the content: the same
-data has the same fingerprint. The counts of pins on each day come from raw_actions, as in serving, because timelines
-keep no more than `timelines.max_actions` of a user.
+deletion list, the site file and the file of `training.users`; nothing in it is later than the cut. Users are held out
+by hash: they evaluate a model and never train it. Users whom `training.users` does not select do not train either;
+nothing that a model learns from depends on what either of them did, not even their words. The fingerprint depends only
+on the content and the choice of users: the same data has the same fingerprint. The counts of pins on each day come from
+raw_actions, as in serving, because timelines keep no more than `timelines.max_actions` of a user.
 
 Publishing a set removes the previous one. A job that has the previous set open continues to read it (Linux keeps the
 files that a process has mapped), but it cannot be opened again.
@@ -25,6 +26,7 @@ from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import combined
 from pf_core.layouts import LAYOUTS
 from pf_core.logs.log_day import LogDay, open_log_day, refuse_if_changed
+from pf_core.logs.training_users import Selection, TrainingUsers, read_training_users
 from pf_core.pins.counts import counts_of_days
 from pf_core.pins.features import PinManifest, pin_state
 from pf_core.pins.lookup import find_pins
@@ -36,7 +38,8 @@ from pf_core.storage.locks import exclusive
 from pf_core.timelines.bucket import window_start
 from pf_core.timelines.build import TimelineManifest, timeline_state
 from pf_core.training.cut import EvaluationDays, choose_cut
-from pf_core.training.packing import Vocabularies, join_buckets, pack_buckets
+from pf_core.training.log_pins import pins_of_training_users
+from pf_core.training.packing import SelectionCounts, Vocabularies, join_buckets, pack_buckets
 from pf_core.training.parts.counts import write_use_log
 from pf_core.training.training_set import (
     DESCRIPTION,
@@ -104,7 +107,9 @@ def _fill_from(
     first_ds = max(site.start_ds, window_start(cut_ds, site.timelines.window_days))
     log_days = [open_log_day(site, ds) for ds in ds_range(first_ds, cut_ds)]
     target = site.workspace / "training_set" / build.name if is_remote(build) else build
-    num_pins = write_pins(site, pins, target / "pins")
+    users = read_training_users(site)
+    log_pins = pins_of_training_users(site, opened, users, engine=engine, progress=progress)
+    num_pins = write_pins(site, pins, target / "pins", log_pins=log_pins)
     if is_remote(build):
         upload(target / "pins" / "pin_id.arrow", build / "pins" / "pin_id.arrow")  # for the workers
     if num_pins["candidates"] == 0:
@@ -113,7 +118,9 @@ def _fill_from(
             f"fix source.pins.is_candidate in the site file, then: {materialize_command('pin_features', cut_ds)}",
         )
     progress(f"training_set: {num_pins['pins']:,} pins, {num_pins['candidates']:,} of them candidates")
-    packed = pack_buckets(build, site, opened, engine=engine, progress=progress)
+    packed = pack_buckets(build, site, opened, users=users, engine=engine, progress=progress)
+    if users.selection is not None:
+        progress(f"training_set: {_describe_selection(users.selection, packed['selection'])}")
     vocabularies = packed["vocabularies"]
     if timeline_state(site).require(cut_ds) != timelines:
         raise PipelineError(
@@ -124,7 +131,7 @@ def _fill_from(
     remove_tree(build / "parts")
     progress(f"training_set: user-days of the pins from {first_ds} to {cut_ds}")
     write_use_log(
-        _pins_of_days(site, log_days, target / "pins" / "pin_id.arrow"),
+        _pins_of_days(site, log_days, users, target / "pins" / "pin_id.arrow"),
         target / USES,
         num_pins=num_pins["pins"],
         first_day=ds_start_us(first_ds) // DAY_US,
@@ -145,14 +152,16 @@ def _fill_from(
         "candidates": num_pins["candidates"],
         "with_feature": num_pins["with_feature"],
     }
+    if users.selection is not None:
+        counts["selection"] = packed["selection"]
     _refuse_if_useless(site, cut_ds, counts, vocabularies)
     assert joined["first_us"] is not None, "there are users to train on, and each has an action"
     cut_us, files = ds_start_us(shift_ds(cut_ds, 1)), _digests(target)
     if is_remote(build):
         upload(target, build)
         remove_tree(target)
-    content = json.dumps([files, vocabularies, cut_us], sort_keys=True)
-    return {
+    content = [files, vocabularies, cut_us, *([] if users.selection is None else [users.selection])]
+    manifest: TrainingSetManifest = {
         "layout": LAYOUTS["training_set"],
         "cut_ds": cut_ds,
         "cut_us": cut_us,
@@ -160,7 +169,7 @@ def _fill_from(
         "counts": counts,
         "feature_dim": pins["dim"],
         "vocabularies": vocabularies,
-        "held_out_share": site.training.held_out_share,
+        "held_out_share": users.held_out_share,
         "inputs": {
             "site": site.fingerprint(),
             "positive": site.source.positive.model_dump(mode="json"),
@@ -172,24 +181,42 @@ def _fill_from(
             "pin_features": {"version": pins["versions"][0]},
         },
         "files": files,
-        "fingerprint": hashlib.sha256(content.encode()).hexdigest()[:16],
+        "fingerprint": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16],
         "build": build.name,
     }
+    if users.selection is not None:
+        manifest["users"] = users.selection
+    return manifest
 
 
-def _pins_of_days(site: Site, days: Sequence[LogDay], pin_ids: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield rows of pins and their user-days on each of the days; pins that pin_features does not have are left out."""
-    for counts in counts_of_days(site, days):
+def _describe_selection(selection: Selection, counts: SelectionCounts) -> str:
+    """Return what `training.users` makes of the users with a timeline."""
+    selected, others = counts["selected"], counts["others"]
+    unknown = selection.get("listed", selected) - selected
+    return (
+        f"training.users selects {selected:,} of {selected + others:,} users; of the others, "
+        f"{counts['held_out_others']:,} are held out, and judge models like other held-out users"
+        + (f"; {unknown:,} ids of the file have no timeline" if unknown else "")
+    )
+
+
+def _pins_of_days(
+    site: Site, days: Sequence[LogDay], users: TrainingUsers, pin_ids: Path
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield rows of pins and their user-days on each of the days; pins that the set does not have are left out."""
+    for counts in counts_of_days(site, days, users):
         row = find_pins(pin_ids, combined(counts["pin_id"]))
         yield row[row >= 0], counts["user_days"].to_numpy()[row >= 0]
 
 
 def _refuse_if_useless(site: Site, cut_ds: str, counts: TrainingSetCounts, vocabularies: Vocabularies) -> None:
     """Refuse a set that has no user or no positive action to train on."""
-    train = counts["train"]
+    train, not_selected = counts["train"], counts["selection"]["others"] if "selection" in counts else 0
     if train["users"] == 0:
         raise PipelineError(
-            f"no user is left to train on as of {cut_ds}: {counts['held_out']['users']:,} are held out, and "
+            f"no user is left to train on as of {cut_ds}: "
+            + (f"{not_selected:,} are not selected by training.users, " if not_selected else "")
+            + f"{counts['held_out']['users']:,} are held out, and "
             f"{counts['users_left_out']:,} have no usable action ({counts['dropped']['no_feature']:,} actions are on "
             "pins that pin_features does not have)",
             "lower training.held_out_share in the site file, or rebuild the pins: "

@@ -5,12 +5,14 @@ from pathlib import Path
 from pf_core.check_result import CheckResult
 from pf_core.config.site import Site
 from pf_core.hashing import is_held_out
+from pf_core.logs.training_users import read_training_users
 from pf_core.training.plan import current_model, models_dir, read_history, training_fault
 from pf_core.training.training_set import latest_training_set, open_training_set
 
 
-def judge_held_out_users(training_set: Path) -> CheckResult:
-    """Every user is in the split that the hash of the user id decides, so that no user is in both."""
+def judge_held_out_users(site: Site, training_set: Path) -> CheckResult:
+    """Every user is in the split that the hash of the user id decides, so that no user is in both; and every training
+    user is one whom the site file's `training.users` selects."""
     data = open_training_set(training_set)
     share, train, held_out = data.manifest["held_out_share"], data.train.user_ids(), data.held_out.user_ids()
     num_wrong = int(is_held_out(train, share).sum()), int((~is_held_out(held_out, share)).sum())
@@ -18,7 +20,11 @@ def judge_held_out_users(training_set: Path) -> CheckResult:
         f"{num_wrong[0]:,} of {len(train):,} training users should be held out, "
         f"{num_wrong[1]:,} of {len(held_out):,} held-out users should not"
     )
-    return CheckResult(data.manifest["cut_ds"], num_wrong == (0, 0), reason)
+    num_not_selected = 0
+    if "users" in data.manifest or site.training.users is not None:
+        num_not_selected = int((~read_training_users(site).are_selected(train)).sum())
+        reason += f", training.users does not select {num_not_selected:,} training users"
+    return CheckResult(data.manifest["cut_ds"], num_wrong == (0, 0) and not num_not_selected, reason)
 
 
 def judge_cut(site: Site) -> CheckResult:

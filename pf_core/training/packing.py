@@ -23,6 +23,7 @@ from pf_core.engine.daily_state import StateDay
 from pf_core.hashing import is_held_out
 from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.logs.positives import positive_mask
+from pf_core.logs.training_users import TrainingUsers
 from pf_core.pins.lookup import find_pins
 from pf_core.progress import Progress, Throttle
 from pf_core.schemas import TIMELINE_LISTS, id_arrow_type
@@ -50,12 +51,23 @@ class SplitCounts(TypedDict):
     positives: int
 
 
+class SelectionCounts(TypedDict):
+    """What `training.users` makes of the users with a timeline."""
+
+    selected: int
+    """Users who are selected, held out or not; all users without `training.users`."""
+    others: int
+    held_out_others: int
+    """How many of the others are held out: they are in the set, to judge models."""
+
+
 class PackedBucket(TypedDict):
     """What a worker returns after packing a bucket."""
 
     users: int
     users_forgotten: int
     """Users on the deletion list."""
+    selection: SelectionCounts
     no_feature: int
     """Actions on pins that pin_features does not have."""
     held_out_no_feature: int
@@ -85,7 +97,7 @@ class _BucketTask:
     forgotten: pa.Array
     timelines: StoredTimelines
     positive: Positive
-    held_out_share: float
+    users: TrainingUsers
     cut_ds: str
 
 
@@ -94,7 +106,13 @@ def _part_dir(build: Path, bucket: int) -> Path:
 
 
 def pack_buckets(
-    build: Path, site: Site, timelines: StateDay[TimelineManifest], *, engine: Engine, progress: Progress
+    build: Path,
+    site: Site,
+    timelines: StateDay[TimelineManifest],
+    *,
+    users: TrainingUsers,
+    engine: Engine,
+    progress: Progress,
 ) -> PackedBucket:
     """Write the part of every bucket; return the sums of their counts, and the vocabularies of all of them."""
     forgotten = read_deletion_list(site)
@@ -106,7 +124,7 @@ def pack_buckets(
             forgotten=forgotten,
             timelines=stored_timelines(timelines, bucket),
             positive=site.source.positive,
-            held_out_share=site.training.held_out_share,
+            users=users,
             cut_ds=timelines.manifest["ds"],
         )
         for bucket in range(timelines.state.num_buckets)
@@ -121,6 +139,11 @@ def pack_buckets(
     return {
         "users": sum(part["users"] for part in parts),
         "users_forgotten": sum(part["users_forgotten"] for part in parts),
+        "selection": {
+            "selected": sum(part["selection"]["selected"] for part in parts),
+            "others": sum(part["selection"]["others"] for part in parts),
+            "held_out_others": sum(part["selection"]["held_out_others"] for part in parts),
+        },
         "no_feature": sum(part["no_feature"] for part in parts),
         "held_out_no_feature": sum(part["held_out_no_feature"] for part in parts),
         "vocabularies": {
@@ -131,14 +154,22 @@ def pack_buckets(
 
 
 def _pack_bucket(task: _BucketTask) -> PackedBucket:
-    """Write the bucket's users, and their actions on pins that pin_features has."""
+    """Write the users who train or are held out, and their actions on pins that the set has."""
     timelines = task.timelines.read()
     is_forgotten = pc.is_in(timelines["user_id"], value_set=task.forgotten)
-    timelines = timelines.filter(pc.invert(is_forgotten)).sort_by("user_id")
+    timelines = timelines.filter(pc.invert(is_forgotten))
+    selected = task.users.are_selected(timelines["user_id"])
+    held_out = is_held_out(timelines["user_id"].combine_chunks(), task.users.held_out_share)
+    counts: SelectionCounts = {
+        "selected": int(selected.sum()),
+        "others": int((~selected).sum()),
+        "held_out_others": int((held_out & ~selected).sum()),
+    }
+    timelines = timelines.filter(pa.array(selected | held_out)).sort_by("user_id")
     actions = pa.table({name: pc.list_flatten(timelines[name]) for name in TIMELINE_LISTS})
     pin = find_pins(fetched(task.pin_ids), actions["pin_id"].combine_chunks())
     user = np.repeat(np.arange(timelines.num_rows), pc.list_value_length(timelines["ts"]).to_numpy())
-    held_out = is_held_out(timelines["user_id"].combine_chunks(), task.held_out_share)
+    held_out = is_held_out(timelines["user_id"].combine_chunks(), task.users.held_out_share)
     is_without_vector = (pin < 0) & held_out[user]
     without_vector = _first_actions(
         timelines["user_id"].take(pa.array(user[is_without_vector])),
@@ -157,6 +188,7 @@ def _pack_bucket(task: _BucketTask) -> PackedBucket:
     return {
         "users": users.num_rows,
         "users_forgotten": pc.sum(is_forgotten).as_py() or 0,
+        "selection": counts,
         "no_feature": int((pin < 0).sum()),
         "held_out_no_feature": int(is_without_vector.sum()),
         "vocabularies": {

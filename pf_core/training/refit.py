@@ -151,7 +151,7 @@ def planned_refit(site: Site, judged: JudgedModel, *, engine: Engine, progress: 
             site, folder, newest_ds, evaluation_days=no_evaluation, engine=engine, progress=progress
         )
         training_set = folder / manifest["build"]
-        found = judge_held_out_users(training_set)
+        found = judge_held_out_users(site, training_set)
         if not found.passed:
             raise PipelineError(f"the refit's training set is not usable: {found.reason}")
         yield plan_config(

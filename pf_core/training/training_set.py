@@ -19,12 +19,13 @@ from pf_core.config.training import TrainConfig
 from pf_core.days import DAY_US
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.layouts import refuse_other_layout
+from pf_core.logs.training_users import Selection
 from pf_core.storage.builds import MANIFEST
 from pf_core.storage.cache import fetched
 from pf_core.storage.files import read_json
 from pf_core.timelines.arrays import Timelines
 from pf_core.training.cut import EvaluationDays
-from pf_core.training.packing import SplitCounts, Vocabularies
+from pf_core.training.packing import SelectionCounts, SplitCounts, Vocabularies
 from pf_core.training.parts.counts import UseLog
 
 DESCRIPTION = "training_set.json"
@@ -51,8 +52,10 @@ class TrainingSetCounts(TypedDict):
     dropped: DroppedCounts
     held_out_no_feature: NotRequired[int]
     """How many of `dropped.no_feature` are actions of held-out users; not in sets of older versions."""
+    selection: NotRequired[SelectionCounts]
+    """What `training.users` makes of the users; absent without it."""
     users_left_out: int
-    """Users without an action that is left."""
+    """Users without an action that is left, of those who are selected or held out."""
     users_forgotten: int
     """Users on the deletion list."""
     pins: int
@@ -78,6 +81,8 @@ class TrainingSetManifest(TypedDict):
     feature_dim: int
     vocabularies: Vocabularies
     held_out_share: float
+    users: NotRequired[Selection]
+    """Who may be learned from; absent if the site file has no `training.users`."""
     inputs: dict[str, Any]
     """Versions of the partitions and settings that the set was built from."""
     files: dict[str, str]

@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from pf_core.benchmark.baselines import BASELINES
-from pf_core.benchmark.log import Actions, BenchmarkLog, hashed_uniform, tuning_log
+from pf_core.benchmark.log import Actions, BenchmarkLog, tuning_log
 from pf_core.benchmark.reading import SAMPLE_KEY, read_log
 from pf_core.config.site import Site
 from pf_core.config.source import PinsSource
 from pf_core.config.training_section import TrainingConfig
 from pf_core.days import ds_range, parse_ds, shift_ds
 from pf_core.errors import PipelineError
-from pf_core.hashing import is_held_out
+from pf_core.hashing import hashed_uniform, is_held_out
 from pf_core.logs.partition import bucket_files, ingested_days
 from pf_core.pins.features import read_pin_features
 from tests.support.shared import SharedSites

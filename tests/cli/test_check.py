@@ -162,6 +162,26 @@ def test_the_deletion_list_is_read(tmp_path: Path, content: str | None, expected
     assert "6 kept" in result.output
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "training.users.file: no file at"),
+        ("", "names no user, so nobody may be learned from"),
+        ("5\nx\n", "line 2: 'x' is not an integer user id"),
+    ],
+)
+def test_the_list_of_who_may_be_learned_from_is_read(tmp_path: Path, content: str | None, expected: str) -> None:
+    write_log(tmp_path / "a.csv")
+    if content is not None:
+        (tmp_path / "consent.txt").write_text(content)
+    site = write_site(tmp_path, training={"users": {"file": "consent.txt"}})
+    result = check(site)
+    assert result.exit_code == 1
+    assert expected in result.output
+    (tmp_path / "consent.txt").write_text("999\n")
+    assert "training.users selects 0 of them to learn from" in check(site).output
+
+
 def test_a_log_alone_is_enough(tmp_path: Path) -> None:
     write_log(tmp_path / "a.csv")
     assert check(write_site(tmp_path, pins={})).exit_code == 0

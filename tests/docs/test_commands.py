@@ -118,6 +118,6 @@ def test_python_snippets_run(page: str, shell: Shell) -> None:
 def test_training_sections_are_valid() -> None:
     sections = [yaml.safe_load(block.text) for block in blocks("yaml")]
     training = [section["training"] for section in sections if "training" in section]
-    assert len(training) == 1
+    assert len(training) == 2
     for section in training:
         TrainingConfig.model_validate(section)

@@ -9,8 +9,10 @@ import pyarrow as pa
 import pytest
 import torch
 
+from pf_assets.metadata.evaluation import selection_rows
 from pf_core.config.serving import PromotionConfig
 from pf_core.config.site import Site
+from pf_core.config.training_section import UsersConfig
 from pf_core.errors import PipelineError
 from pf_core.evaluation import promotion
 from pf_core.evaluation.embedders import BASELINE_EMBEDDERS
@@ -26,6 +28,7 @@ from pf_core.evaluation.promotion import (
 )
 from pf_core.evaluation.protocol import score_model
 from pf_core.evaluation.scores import Scores, UserScores, read_scores, recall_by_day
+from pf_core.evaluation.selection import by_selection, describe_selection
 from pf_core.evaluation.summary import summarize
 from pf_core.evaluation.verdict import judge_baselines
 from pf_core.metrics.bootstrap import bootstrap_interval
@@ -257,6 +260,39 @@ def test_the_device_is_the_sites(
         chosen = site.model_copy(update={"serving": site.serving.model_copy(update={"device": wanted})})
         with pytest.raises(StopError, match=f"^{expected}$"):
             evaluate_models(chosen, data, {"it": tmp_path}, progress=silent)
+
+
+def test_selected_users_and_others_are_compared(site: Site, data: TrainingSet, tmp_path: Path) -> None:
+    """Users 0, 2 and 4 may be learned from: (1 + 0 + 1) / 3, and the others, 1 and 3, have (0.5 + 0) / 2."""
+    (tmp_path / "consent.txt").write_text("0\n2\n4\n77\n")
+    users = UsersConfig(file=str(tmp_path / "consent.txt"))
+    chosen = site.model_copy(update={"training": site.training.model_copy(update={"users": users})})
+    judged = scores([1.0, 0.5, 0.0, 0.0, 1.0], 5)
+    found = by_selection(chosen, judged)
+    assert found is not None
+    assert (found["selected"]["users"], found["others"]["users"]) == (3, 2)
+    assert found["selected"]["recall_at_10"] == pytest.approx((1 + 0 + 1) / 3)
+    assert found["others"]["recall_at_10"] == pytest.approx((0.5 + 0) / 2)
+    assert found["others"]["discovery_at_10"] == pytest.approx((0.25 + 0) / 2)
+    assert found["selected"]["recall_at_10_interval"] == list(bootstrap_interval(np.array([1.0, 0.0, 1.0])))
+    assert describe_selection(found).startswith("training.users: recall@10 0.6667 for 3 users who are selected (95 %: ")
+    rows = selection_rows(found)
+    assert [row["users"] for row in rows] == ["3 selected", "2 not selected"]
+    assert rows[1]["recall_at_10"] == "0.2500"
+    (tmp_path / "consent.txt").write_text("77\n")
+    nobody = by_selection(chosen, judged)
+    assert nobody is not None
+    assert selection_rows(nobody)[0]["recall_at_10"] == "undefined"
+    assert "are selected" not in describe_selection(nobody)
+    assert by_selection(site, judged) is None
+    good, lines = NamedModel(name="good", path=write_model(tmp_path / "good")), list[str]()
+    whole = {"champion": None, "scores_path": tmp_path / "scores.parquet", "progress": lines.append}
+    assert "by_selection" not in evaluate_and_decide(site, data, good, **whole)
+    (tmp_path / "consent.txt").write_text("".join(f"{user}\n" for user in range(0, 60, 2)))
+    manifest = evaluate_and_decide(chosen, data, good, **whole)
+    counted = manifest["by_selection"]
+    assert counted["selected"]["users"] + counted["others"]["users"] == manifest["counts"]["users"]
+    assert describe_selection(counted) in lines
 
 
 def test_the_manifest_of_an_evaluation(site: Site, data: TrainingSet, tmp_path: Path) -> None:

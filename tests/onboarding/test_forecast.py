@@ -4,8 +4,9 @@ import pytest
 
 from pf_core.config.site import Site
 from pf_core.config.training import auto
-from pf_core.config.training_section import TrainingConfig
+from pf_core.config.training_section import TrainingConfig, UsersConfig
 from pf_core.logs.partition import read_manifest
+from pf_core.logs.training_users import read_training_users
 from pf_core.onboarding import forecast
 from pf_core.onboarding.forecast import (
     KnownPins,
@@ -49,6 +50,23 @@ def test_rows_users_and_pins_are_those_of_a_run(site: Site) -> None:
     assert survey.tally.num_rejected > 0
     assert survey.actions.num_users == timeline_state(site).require(last)["counts"]["users"]
     assert "none without rows" in describe_days(site, survey)
+
+
+def test_the_selected_users_alone_are_learned_from(site: Site) -> None:
+    survey = survey_log(site)
+    known = read_pins(site, survey.actions)
+    chosen = with_auto(site, users=UsersConfig(share=0.5))
+    everybody, found = foresee_training(with_auto(site), survey, known), foresee_training(chosen, survey, known)
+    assert everybody is not None
+    assert found is not None
+    users = read_training_users(chosen)
+    num_selected = int(users.are_selected(survey.actions.user).sum())
+    assert 0 < found.num_users < everybody.num_users
+    assert found.num_users <= int(users.may_train(survey.actions.user).sum()) < num_selected
+    embedded = describe_embedded(chosen, survey, known)[0]
+    assert f"users: {survey.actions.num_users:,}, all" in embedded  # everybody is embedded
+    assert f"; training.users selects {num_selected:,} of them to learn from" in embedded
+    assert "training.users" not in describe_embedded(site, survey, known)[0]
 
 
 def test_the_training_is_the_one_that_the_training_set_gives(site: Site) -> None:
