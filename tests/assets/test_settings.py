@@ -62,9 +62,13 @@ def test_commands_refuse_in_a_sentence(
     assert f"error: {site_file} has no Dagster home" in capsys.readouterr().err
 
 
-def test_the_demos_home_is_for_the_demo(site_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demos_home_is_for_the_demo(site_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`dagster asset materialize` reads both variables itself: the site is refused when the assets are defined."""
-    monkeypatch.setenv("DAGSTER_HOME", str(DEMO_SITE.parent))
+    made = tmp_path / "demo" / "site.yaml"
+    made.parent.mkdir()
+    made.write_text(DEMO_SITE.read_text())
+    monkeypatch.setattr("pf_assets.settings.demo_site_path", lambda: made)
+    monkeypatch.setenv("DAGSTER_HOME", str(made.parent))
     assert current_site().name == "demo"
     monkeypatch.setenv("PF_SITE", str(site_file))
     for refused in (current_site, dagster_home):
