@@ -97,6 +97,17 @@ def dagster_home(site_file: Path | None = None) -> str:
     return str(folder)
 
 
+def environment_of_runs(home: str, site_file: Path) -> dict[str, str]:
+    """Return the environment of the processes that `pf` starts for a site, whose current folder is its Dagster home."""
+    return {
+        "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait in loops take the cores from other work, and it from them
+        **os.environ,
+        "DAGSTER_HOME": home,
+        "PF_SITE": str(site_file.resolve()),
+        "PYTHONSAFEPATH": "1",  # a module in the site's folder shadows none of the libraries
+    }
+
+
 def _refuse_home_of_another_site(site_file: Path) -> None:
     """The homes of the repository's own sites are for these sites."""
     home = os.environ.get("DAGSTER_HOME")

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from pf_assets.cli.output import show
-from pf_assets.settings import WORKSPACE, current_site, dagster_home, site_path
+from pf_assets.settings import WORKSPACE, current_site, dagster_home, environment_of_runs, site_path
 from pf_assets.tracking.tracking import Tracking
 from pf_core.errors import PipelineError
 from pf_core.storage.privacy import umask_for
@@ -30,13 +30,10 @@ def dev(dagster_port: Port = 3000, mlflow_port: Port = 5000) -> None:
     tracking = Tracking(site)
     tracking.prepare()
     environment = {
-        **os.environ,
-        "DAGSTER_HOME": home,
-        "PF_SITE": str(site_path(os.environ).resolve()),
+        **environment_of_runs(home, site_path(os.environ)),
         "PF_MLFLOW_SERVER": os.environ.get("PF_MLFLOW_SERVER") or f"http://localhost:{mlflow_port}",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_BACKEND_STORE_URI": tracking.uri,  # not an argument: every user of the machine can read those
-        "PYTHONSAFEPATH": "1",  # a module of the site's folder shadows none of the libraries
     }
     show(f"Dagster: http://localhost:{dagster_port}   MLflow: http://localhost:{mlflow_port}   Ctrl-C ends both")
     commands = {

@@ -15,7 +15,7 @@ from pf_assets.cli.output import show
 from pf_assets.cli.run_log import read_line
 from pf_assets.cli.stages import StagesView, showing
 from pf_assets.failures import why_failed
-from pf_assets.settings import REPOSITORY, dagster_home, site_path
+from pf_assets.settings import REPOSITORY, dagster_home, environment_of_runs, site_path
 from pf_core.config.site import Site
 from pf_core.days import ds_range
 from pf_core.errors import PipelineError
@@ -48,7 +48,7 @@ def materialize(
     command += [] if partition is None else ["--partition", partition]
     command += ["-m", "pf_assets.definitions"]
     home = dagster_home(site_file)
-    environment = {**os.environ, "DAGSTER_HOME": home, "PF_SITE": str((site_file or site_path(os.environ)).resolve())}
+    environment = environment_of_runs(home, site_file or site_path(os.environ))
     with showing(view, assets.split(","), home=Path(home)) as shown:
         if row is not None:
             shown.start_row(row)
@@ -74,7 +74,7 @@ def _follow(
     process = subprocess.Popen(
         command,
         cwd=environment["DAGSTER_HOME"],
-        env=environment | {"PYTHONSAFEPATH": "1"},  # a module of the site's folder shadows none of the libraries
+        env=environment,
         umask=umask_for(Path(environment["DAGSTER_HOME"])),  # Dagster's databases and logs quote the site's logs
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from pf_assets.cli import benchmark as command
 from pf_assets.cli.main import app, main
+from pf_assets.settings import DEMO_SITE
 from pf_assets.tracking.benchmark_store import BenchmarkStore, table_metrics
 from pf_core.benchmark.looks import read_looks
 from pf_core.benchmark.run import OURS
@@ -123,7 +124,7 @@ def test_the_demo_has_the_days_of_its_published_figures(
     assert described.log_root.is_relative_to(own_cache)
     assert tracked == described
     (tmp_path / "demo").mkdir()
-    text = command.DEMO_SITE.read_text().replace("2026-03-31", "2026-03-30")
+    text = DEMO_SITE.read_text().replace("2026-03-31", "2026-03-30")
     (tmp_path / "demo" / "site.yaml").write_text(text)
     monkeypatch.setattr(command, "write_world", lambda config, out, file_format: None)
     assert command._demo_site(own_cache)[0] == described
@@ -170,7 +171,7 @@ def test_public_logs_have_a_site_file(name: str, tmp_path: Path) -> None:
 def test_the_demos_logs_are_written_into_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
     monkeypatch.setattr(command, "write_world", lambda config, out, file_format: written.append(out))
-    monkeypatch.setattr(command, "demo_site_path", lambda: command.DEMO_SITE)  # it was made
+    monkeypatch.setattr(command, "demo_site_path", lambda: DEMO_SITE)  # it was made
     monkeypatch.setenv("PF_DATA_DIR", str(tmp_path / "data"))
     described, tracked = command._open_site("demo", None, None, tmp_path / "cache")
     assert written == [described.log_root]

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from pf_assets.cli import dev as command
 from pf_assets.cli.main import main
 from pf_assets.settings import WORKSPACE
 from pf_assets.tracking.tracking import Tracking
@@ -107,4 +106,3 @@ def test_when_one_server_ends_the_other_is_stopped(
 
 def test_the_workspace_of_a_clone_is_that_of_the_package() -> None:
     assert (WORKSPACE.parents[1] / "workspace.yaml").resolve() == WORKSPACE
-    assert command.WORKSPACE is WORKSPACE
