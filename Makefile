@@ -72,6 +72,6 @@ bench-scale: setup  ## 60M actions of 1M users, end to end; its figures are thos
 	$(BIN)/python benchmarks/capacity_plan.py docs/scale.json
 
 clean:  ## Remove what the demo made; keeps .venv
-	rm -rf data
+	rm -rf data dagster_home/demo.yaml
 	find dagster_home -type f ! -name '*.yaml' -delete
 	find dagster_home -type d -empty -delete

@@ -177,7 +177,7 @@ def num_buckets_for(num_users: int) -> int:
 
 
 def world_site(*, logs: Path, data_dir: Path, start_ds: str, end_ds: str, num_buckets: int) -> Site:
-    """A site whose Parquet logs have the synthetic world's columns, mapped as `dagster_home/demo.yaml` maps them."""
+    """A site whose Parquet logs have the synthetic world's columns, mapped as `pf_assets/demo.yaml` maps them."""
     same = ("closeup", "click", "short_click", "hide", "reaction", "comment")
     return Site.model_validate(
         {

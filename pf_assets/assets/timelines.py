@@ -61,7 +61,8 @@ def user_timelines_asset(site: Site) -> dg.AssetsDefinition:
                 rebuild=config.rebuild,
                 progress=context.log.info,
             )
-            record_days(context, manifests, functools.partial(describe_user_timelines, site))
+            describe = functools.partial(describe_user_timelines, site, plotted_ds=context.partition_keys[-1])
+            record_days(context, manifests, describe)
 
     return user_timelines
 

@@ -17,7 +17,8 @@ import typer
 from pf_assets.cli.output import fail, show
 from pf_assets.cli.runs import materialize, missing_days, prepare_instance
 from pf_assets.cli.world import write_world
-from pf_assets.settings import DEMO_SITE, EXPERIMENTS_SITE, site_path
+from pf_assets.demo_site import world_of
+from pf_assets.settings import EXPERIMENTS_SITE, demo_site_path, site_path
 from pf_assets.tracking.experiment_store import ExperimentStore
 from pf_core.config.site import Site, load_site
 from pf_core.errors import PipelineError
@@ -133,8 +134,8 @@ def prepare(site: Site, site_file: Path) -> None:
     """Make the logs, days and training set that do not exist yet."""
     if site_file == EXPERIMENTS_SITE:
         write_world(world_config.experiments(), site.log_root, "parquet")
-    elif site_file == DEMO_SITE:
-        write_world(world_config.demo(), site.log_root, "csv.gz")
+    elif site_file == demo_site_path():
+        write_world(world_of(site_file, site), site.log_root, "csv.gz")
     if site.end_ds is not None:  # a site without an end is built by its schedule
         for assets, days in missing_days(site, site.end_ds).items():
             materialize(assets, days, site_file=site_file)

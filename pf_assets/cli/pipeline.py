@@ -86,13 +86,11 @@ def _training(site: Site) -> Iterator[DagsterRun]:
 def _serving(site: Site, ds: str, served_days: int) -> Iterator[DagsterRun]:
     if any(manifest["ds"] == ds for manifest in list_releases(site)):
         return
-    is_new = not any(day < ds for day in snapshot_state(site).days())
-    if is_new:
-        first = max(site.start_ds, shift_ds(ds, 1 - served_days))
-        days = ds_range(first, ds if served_days == 1 else shift_ds(ds, -1))
-        yield DagsterRun(assets=SERVING_ASSETS, days=days)
-    if not is_new or served_days > 1:
+    if any(day < ds for day in snapshot_state(site).days()):
         yield DagsterRun(assets=DAILY_ASSETS, days=morning_days(site, ds), config=KEEP_MODEL)
+    else:
+        first = max(site.start_ds, shift_ds(ds, 1 - served_days))
+        yield DagsterRun(assets=SERVING_ASSETS, days=ds_range(first, ds))
 
 
 def missing_model(site: Site) -> list[str]:

@@ -15,7 +15,7 @@ from pf_assets.cli.output import show
 from pf_assets.cli.run_log import read_line
 from pf_assets.cli.stages import StagesView, showing
 from pf_assets.failures import why_failed
-from pf_assets.settings import REPOSITORY, dagster_home
+from pf_assets.settings import REPOSITORY, dagster_home, environment_of_runs, site_path
 from pf_core.config.site import Site
 from pf_core.days import ds_range
 from pf_core.errors import PipelineError
@@ -48,14 +48,12 @@ def materialize(
     command += [] if partition is None else ["--partition", partition]
     command += ["-m", "pf_assets.definitions"]
     home = dagster_home(site_file)
-    environment = {**os.environ, "DAGSTER_HOME": home}
-    environment |= {} if site_file is None else {"PF_SITE": str(site_file)}
+    environment = environment_of_runs(home, site_file or site_path(os.environ))
     with showing(view, assets.split(","), home=Path(home)) as shown:
         if row is not None:
             shown.start_row(row)
-        run = _follow(
-            tied([*command, "--config-json", json.dumps(SPOKEN | (config or {}))]), environment, shown, days or [], row
-        )
+        started = tied([*command, "-d", str(REPOSITORY), "--config-json", json.dumps(SPOKEN | (config or {}))])
+        run = _follow(started, environment, shown, days or [], row)
         shown.finish(is_good=run.exit_code == 0, row=row)
     if run.exit_code:
         raise _failure(command, run, shown, home)
@@ -75,7 +73,7 @@ def _follow(
     """Start the process, and show its lines until it ends."""
     process = subprocess.Popen(
         command,
-        cwd=REPOSITORY,
+        cwd=environment["DAGSTER_HOME"],
         env=environment,
         umask=umask_for(Path(environment["DAGSTER_HOME"])),  # Dagster's databases and logs quote the site's logs
         stdout=subprocess.PIPE,

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pf_assets.cli.output import fail, show
+from pf_core.days import parse_ds
 from pf_core.world import config as world_config
 from pf_core.world.config import WorldConfig
 from pf_core.world.logs import FileFormat, write_logs
@@ -20,6 +21,10 @@ def world(
     num_days: int = 30,
     seed: Annotated[
         int | None, typer.Option(help="seed of the random numbers; another seed makes another world of the same kind")
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(help="move the days by whole weeks, so that the last one is this day or up to six before"),
     ] = None,
 ) -> None:
     """Write the logs of a synthetic site: tiny, demo, experiments, or large (with --num-users and --num-days)."""
@@ -35,6 +40,8 @@ def world(
             config = world_config.large(num_users=num_users, num_days=num_days, **chosen)
         case _:
             fail(f"no preset {preset!r}: choose tiny, demo, experiments or large")
+    if until is not None:
+        config = world_config.ending_by(config, parse_ds(until).isoformat())
     write_world(config, out, file_format)
 
 

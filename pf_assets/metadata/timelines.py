@@ -1,6 +1,7 @@
 """Metadata of user_timelines, made from a partition's manifest."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -12,12 +13,15 @@ from pf_core.timelines.bucket import LENGTH_BINS
 from pf_core.timelines.build import timeline_state
 
 
-def describe_user_timelines(site: Site, manifest: Mapping[str, Any], seconds: float) -> Metadata:
-    """How many users and actions there are, how long the timelines are, and the counts of each bucket."""
+def describe_user_timelines(site: Site, manifest: Mapping[str, Any], seconds: float, *, plotted_ds: str) -> Metadata:
+    """How many users and actions there are, how long the timelines are, and the counts of each bucket.
+
+    Only the timelines of `plotted_ds` are plotted: a plot takes longer than a small day, and days differ little.
+    """
     counts, ds = manifest["counts"], manifest["ds"]
     lengths = [sum(bucket["lengths"][index] for bucket in manifest["buckets"]) for index in range(len(LENGTH_BINS))]
     root = timeline_state(site).root
-    file = root / "plots" / f"{ds}.png"
+    plot = _plot(lengths, ds, root / "plots" / f"{ds}.png") if ds == plotted_ds else {}
     return {
         "users": counts["users"],
         "actions": counts["actions"],
@@ -25,8 +29,7 @@ def describe_user_timelines(site: Site, manifest: Mapping[str, Any], seconds: fl
         "new_users": counts["new_users"],
         "forgotten_users": counts["forgotten_users"],
         "built_from": manifest["built_from"],
-        "timeline_lengths": picture(_plot_lengths(lengths, ds), file),
-        "timeline_lengths_png": dg.MetadataValue.path(str(file)),
+        **plot,
         "buckets": table(
             [
                 {key: bucket[key] for key in ("bucket", "users", "actions", "active_users", "version", "fragments")}
@@ -36,6 +39,13 @@ def describe_user_timelines(site: Site, manifest: Mapping[str, Any], seconds: fl
         "seconds": round(seconds, 2),
         "path": dg.MetadataValue.path(str(root)),
         "dagster/row_count": counts["users"],
+    }
+
+
+def _plot(lengths: Sequence[int], ds: str, file: Path) -> Metadata:
+    return {
+        "timeline_lengths": picture(_plot_lengths(lengths, ds), file),
+        "timeline_lengths_png": dg.MetadataValue.path(str(file)),
     }
 
 

@@ -14,7 +14,7 @@ import dagster as dg
 from pf_assets.metadata.pages import Metadata, table
 from pf_assets.report.report import NoisyFacts, RecipeFacts, ReportFacts, build_report, render_html, render_markdown
 from pf_assets.report.views import Report
-from pf_assets.settings import REPOSITORY, mlflow_server
+from pf_assets.settings import mlflow_server
 from pf_assets.tracking.experiment_store import Outcome, StoredResults, read_results
 from pf_assets.tracking.runs import TrackedRun, run_url
 from pf_core.config.site import Site
@@ -33,7 +33,7 @@ from pf_core.training.training_set import DESCRIPTION, latest_training_set
 EXPLAINED_SITE = "experiments"
 """The site that EXPLANATIONS are about; claims fail for other reasons on other sites."""
 
-EXPLANATIONS = REPOSITORY / "docs" / "report" / "explanations.yaml"
+EXPLANATIONS = Path(__file__).with_name("explanations.yaml")
 """Why claims do not hold on EXPLAINED_SITE, by claim id."""
 
 PAGE, TEXT, FIGURES = "index.html", "report.md", "figures"

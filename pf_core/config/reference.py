@@ -27,7 +27,7 @@ names the key.
 
 `pf init LOGS` writes one for logs that it has looked at. `pf check SITE.yaml` reads the logs with it, of large ones a
 sample, and shows what is kept and why the rest is not, and what will become of it. Complete examples:
-`dagster_home/demo.yaml`, `docs/sources/globo.yaml` (CSV, content vectors), `docs/sources/kuairand.yaml` (flags instead
+`pf_assets/demo.yaml`, `docs/sources/globo.yaml` (CSV, content vectors), `docs/sources/kuairand.yaml` (flags instead
 of an action type), `docs/sources/movietweetings.yaml` (no header, `::`), `docs/sources/completejourney.yaml` (Parquet,
 rows left out by a rule).
 

@@ -6,7 +6,7 @@ the engagement model.
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import date, timedelta
 from typing import Any
 
@@ -161,6 +161,17 @@ class WorldConfig:
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
+def ending_by(config: WorldConfig, last_ds: str) -> WorldConfig:
+    """Return the same world as late as it can be without a day after `last_ds`.
+
+    It is moved by whole weeks, so that weekends stay weekends: no random number changes, and its last day is at most
+    six days before `last_ds`.
+    """
+    days = (date.fromisoformat(last_ds) - date.fromisoformat(config.dates[-1])).days
+    start = date.fromisoformat(config.start_ds) + timedelta(weeks=days // 7)
+    return replace(config, start_ds=start.isoformat())
+
+
 def tiny(*, seed: int = 0, num_users: int = 400, num_days: int = 21) -> WorldConfig:
     """A world for tests: a few topics, written in seconds."""
     return WorldConfig(
@@ -178,7 +189,10 @@ def tiny(*, seed: int = 0, num_users: int = 400, num_days: int = 21) -> WorldCon
 
 
 def demo(*, seed: int = 0) -> WorldConfig:
-    """The demo's world, which fits a laptop: about 3 million actions of 10,000 users in 90 days."""
+    """The demo's world, which fits a laptop: about 3 million actions of 10,000 users in 90 days.
+
+    These are the days of its published figures; `pf demo` moves them to the newest ones.
+    """
     return WorldConfig(seed=seed, num_users=10_000, num_pins=50_000, num_days=90, users_per_chunk=5_000)
 
 

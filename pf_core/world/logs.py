@@ -108,6 +108,14 @@ def read_config(out_dir: Path | str) -> WorldConfig:
     return WorldConfig.from_dict(json.loads((Path(out_dir) / WORLD_FILE).read_text())["config"])
 
 
+def find_config(out_dir: Path | str) -> WorldConfig | None:
+    """Return the configuration of the world in a directory, also of an unfinished one; None if there is none."""
+    for folder in (Path(out_dir), Path(out_dir) / WRITING):
+        if (folder / WORLD_FILE).exists():
+            return read_config(folder)
+    return None
+
+
 # The directory
 
 
@@ -124,8 +132,9 @@ def _claim(out: Path, config: WorldConfig, file_format: FileFormat) -> None:
         found = json.loads(marker.read_text())
         if (found["fingerprint"], found["file_format"]) != (config.fingerprint(), file_format):
             raise ValueError(
-                f"{out} holds another world: fingerprint {found['fingerprint']} as {found['file_format']}, "
-                f"not {config.fingerprint()} as {file_format}"
+                f"{out} holds another world: {found['config']['num_days']} days from {found['config']['start_ds']}, "
+                f"fingerprint {found['fingerprint']} as {found['file_format']}, not {config.num_days} days from "
+                f"{config.start_ds}, {config.fingerprint()} as {file_format}"
             )
     for folder in (out / WRITING, out / "actions", out / "pins"):
         folder.mkdir(parents=True, exist_ok=True)

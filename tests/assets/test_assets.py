@@ -154,6 +154,8 @@ def test_metadata_shows_what_happened(site: Site, instance: dg.DagsterInstance) 
     assert timelines["timeline_lengths"].value.startswith("![")
     assert Path(timelines["timeline_lengths_png"].value).read_bytes().startswith(b"\x89PNG")
     assert timelines["users"].value == timeline_state(site).require(END)["counts"]["users"]
+    plots = sorted((timeline_state(site).root / "plots").iterdir())
+    assert [path.stem for path in plots] == [END], "90 plots of a backfill took as long as building its days"
 
 
 def test_a_mostly_broken_day_stops_the_run_before_the_timelines(three_days: Site, instance: dg.DagsterInstance) -> None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from pf_assets.cli.main import COMMANDS, app, main
 from pf_assets.cli.runs import prepare_instance
-from pf_assets.settings import DEMO_SITE, EXPERIMENTS_SITE, REPOSITORY, dagster_home
+from pf_assets.settings import DEMO_SITE, EXPERIMENTS_SITE, REPOSITORY, dagster_home, demo_site_path
 
 runner = CliRunner()
 
@@ -190,13 +190,6 @@ def test_the_help_of_a_command_has_its_options() -> None:
     assert "--recent" in result.output
 
 
-def test_the_demo_needs_the_repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("pf_assets.cli.demo.DEMO_SITE", tmp_path / "demo.yaml")
-    result = runner.invoke(app, ["demo"])
-    assert result.exit_code == 1
-    assert "pf demo needs the repository" in str(result.exception)
-
-
 # Commands
 
 
@@ -210,12 +203,13 @@ def test_world_writes_a_site(tmp_path: Path) -> None:
 def test_a_site_has_a_dagster_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     monkeypatch.delenv("PF_SITE", raising=False)
-    assert dagster_home() == dagster_home(DEMO_SITE) == str(DEMO_SITE.parent)
+    made = demo_site_path()
+    assert dagster_home() == dagster_home(made) == str(made.parent) == str(REPOSITORY / "dagster_home")
     assert dagster_home(EXPERIMENTS_SITE) == str(EXPERIMENTS_SITE.parent)
     (tmp_path / "dagster.yaml").touch()
     assert dagster_home(tmp_path / "site.yaml") == str(tmp_path)
     monkeypatch.setenv("DAGSTER_HOME", "/elsewhere")
-    assert dagster_home() == dagster_home(DEMO_SITE) == "/elsewhere"
+    assert dagster_home() == dagster_home(made) == "/elsewhere"
     assert dagster_home(EXPERIMENTS_SITE) == str(EXPERIMENTS_SITE.parent), "it is not the site of DAGSTER_HOME"
     monkeypatch.setenv("PF_SITE", str(EXPERIMENTS_SITE))
     assert dagster_home(EXPERIMENTS_SITE) == "/elsewhere"

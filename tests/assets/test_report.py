@@ -22,7 +22,7 @@ from pf_core.experiments.recipes import experiments
 from pf_core.training.plan import code_fingerprint
 from tests.support.outcomes import TASKS, make_store
 
-DEMO = Path(__file__).parents[2] / "dagster_home" / "demo.yaml"
+DEMO = Path(__file__).parents[2] / "pf_assets" / "demo.yaml"
 PNG = b"\x89PNG\r\n\x1a\n"
 BASE_MODEL = demo().model
 CLAIMS = all_claims(BASE_MODEL, TASKS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pf_assets.cli.main import main
-from pf_assets.settings import DEMO_SITE, current_site, dagster_home
+from pf_assets.settings import DEMO_SITE, current_site, dagster_home, environment_of_runs
 from pf_core.errors import PipelineError
 from tests.support.sites import SmallSite
 
@@ -62,9 +62,13 @@ def test_commands_refuse_in_a_sentence(
     assert f"error: {site_file} has no Dagster home" in capsys.readouterr().err
 
 
-def test_the_demos_home_is_for_the_demo(site_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demos_home_is_for_the_demo(site_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`dagster asset materialize` reads both variables itself: the site is refused when the assets are defined."""
-    monkeypatch.setenv("DAGSTER_HOME", str(DEMO_SITE.parent))
+    made = tmp_path / "demo" / "site.yaml"
+    made.parent.mkdir()
+    made.write_text(DEMO_SITE.read_text())
+    monkeypatch.setattr("pf_assets.settings.demo_site_path", lambda: made)
+    monkeypatch.setenv("DAGSTER_HOME", str(made.parent))
     assert current_site().name == "demo"
     monkeypatch.setenv("PF_SITE", str(site_file))
     for refused in (current_site, dagster_home):
@@ -72,3 +76,14 @@ def test_the_demos_home_is_for_the_demo(site_file: Path, monkeypatch: pytest.Mon
             refused()
     monkeypatch.setenv("DAGSTER_HOME", str(site_file.parent))
     assert current_site().name == "small"
+
+
+def test_processes_know_their_site_wherever_they_start(site_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(site_file.parent)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    environment = environment_of_runs("/home", Path("site.yaml"))
+    assert environment["PF_SITE"] == str(site_file)
+    assert environment["DAGSTER_HOME"] == "/home"
+    assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert environment_of_runs("/home", Path("site.yaml"))["OMP_WAIT_POLICY"] == "ACTIVE", "a person decides"

@@ -1,17 +1,30 @@
-"""The wheel, installed with the base dependencies only into an environment of its own, reads a release."""
+"""The wheel, installed into an environment of its own.
 
+With the base dependencies only it reads a release; with those of the pipeline everything works in an empty folder.
+"""
+
+import contextlib
 import importlib.metadata
+import json
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import sysconfig
+import time
+import urllib.request
 import zipfile
 from email.parser import Parser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pf_core.world.config import tiny
+from pf_core.world.logs import write_logs
 from tests.support.releases import make_site, publish_day
 
 pytestmark = pytest.mark.slow
@@ -113,3 +126,126 @@ def test_the_base_installation_reads_a_release(base: Path, tmp_path: Path) -> No
 
 def test_the_version_is_that_of_the_project(wheel: Path) -> None:
     assert wheel.name.split("-")[1] == importlib.metadata.version("pinnerformer")
+
+
+# With the pipeline
+
+
+SMALL_DEMO = """
+from pf_core.world import config
+config.demo = lambda: config.tiny(num_users=200, num_days=90)
+from pf_assets.cli.main import main
+if __name__ == "__main__":
+    main()
+"""
+"""`pf` with a demo of the same days and fewer users: everything else is as installed."""
+
+
+@pytest.fixture(scope="module")
+def packages(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `site-packages` of an environment with the wheel, beside the packages that these tests run with."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    [packages] = folder.glob("lib/python*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(packages)
+    others = [sysconfig.get_paths()["purelib"], str(Path(pytest.__file__).parents[1])]
+    (packages / "others.pth").write_text("\n".join(others) + "\n")
+    return packages
+
+
+class Installed:
+    """`pf` of the wheel in an empty folder, without any variable of ours."""
+
+    def __init__(self, packages: Path, root: Path) -> None:
+        self.folder = root / "empty"
+        self.folder.mkdir()
+        (root / "small_demo.py").write_text(SMALL_DEMO)
+        self._small_demo = str(root / "small_demo.py")
+        self._python = str(packages.parents[2] / "bin" / "python")
+        ours = ("PF_", "DAGSTER_", "MLFLOW_", "PYTHON")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        self._options: dict[str, Any] = {
+            "cwd": self.folder,
+            "env": clean | {"XDG_CACHE_HOME": str(root / "cache"), "OMP_NUM_THREADS": "1"},
+            "text": True,
+        }
+
+    def pf(self, *arguments: object, exit_codes: tuple[int, ...] = (0,)) -> str:
+        program = [self._small_demo] if arguments[0] == "demo" else ["-m", "pf_assets.cli.main"]
+        command = [self._python, *program, *map(str, arguments)]
+        result = subprocess.run(command, capture_output=True, **self._options)
+        assert result.returncode in exit_codes, f"{arguments}\n{result.stdout[-4000:]}\n{result.stderr[-4000:]}"
+        return result.stdout
+
+    def dev(self, *ports: int) -> "subprocess.Popen[str]":
+        command = [self._python, "-m", "pf_assets.cli.main", "dev"]
+        command += ["--dagster-port", str(ports[0]), "--mlflow-port", str(ports[1])]
+        return subprocess.Popen(command, **self._options)
+
+
+@pytest.fixture
+def installed(packages: Path, tmp_path: Path) -> Installed:
+    return Installed(packages, tmp_path)
+
+
+def test_the_demo_runs_in_an_empty_folder(installed: Installed, packages: Path) -> None:
+    before = {path for path in packages.rglob("*") if "__pycache__" not in str(path)}
+    shown = installed.pf("demo", "--until", "2026-04-01")
+    demo = installed.folder / "demo"
+    assert f"the demo: {demo}/site.yaml on days 2026-01-01 to 2026-03-31, in {demo}/data\n" in shown
+    assert [path.name for path in installed.folder.iterdir()] == ["demo"]
+    assert {"site.yaml", "dagster.yaml", "data"} <= {path.name for path in demo.iterdir()}
+    user = re.search(r"user (\d+) in release 2026-03-31\.1", shown)
+    assert user is not None, shown
+    assert "recommended pins:" in installed.pf("recommend", user[1])
+    assert "2026-03-31" in installed.pf("status", exit_codes=(0, 1))
+    assert "2026-03-31.1" in installed.pf("releases")
+    assert "kept" in installed.pf("check", "demo/site.yaml")
+    assert "is released, and nothing is missing" in installed.pf("demo")
+    served(installed)
+    after = {path for path in packages.rglob("*") if "__pycache__" not in str(path)}
+    assert after == before, "nothing is written where the packages are"
+
+
+def served(installed: Installed) -> None:
+    """`pf dev` serves the assets in Dagster, and MLflow, and ends both."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        ports = one.getsockname()[1], two.getsockname()[1]
+    process = installed.dev(*ports)
+    try:
+        until = time.monotonic() + 300
+        query = json.dumps({"query": "{assetNodes{assetKey{path}}}"}).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{ports[0]}/graphql", data=query, headers={"Content-Type": "application/json"}
+        )
+        assets: set[str] = set()
+        while not assets and process.poll() is None and time.monotonic() < until:
+            with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=60) as answer:
+                assets = {node["assetKey"]["path"][0] for node in json.load(answer)["data"]["assetNodes"]}
+            time.sleep(0.5)
+        assert {"raw_actions", "pinnerformer_model", "release"} <= assets
+        is_up = False
+        while not is_up and process.poll() is None and time.monotonic() < until:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/health") as answer:
+                is_up = answer.status == 200
+            time.sleep(0.5)
+        assert is_up
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
+    for port in ports:
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+
+
+def test_own_logs_become_recommendations_in_an_empty_folder(installed: Installed) -> None:
+    world = tiny(num_users=200, num_days=21)
+    write_logs(world, installed.folder / "logs", file_format="csv.gz")
+    assert "wrote site.yaml and dagster.yaml" in installed.pf("init", "logs/actions", "--yes")
+    assert "kept" in installed.pf("check")
+    user = re.search(r"user (\d+) in release", installed.pf("run"))
+    assert user is not None
+    assert "recommended pins:" in installed.pf("recommend", user[1])
+    assert world.dates[-1] in installed.pf("status", exit_codes=(0, 1))
+    assert {path.name for path in installed.folder.iterdir()} >= {"logs", "site.yaml", "dagster.yaml"}

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from pf_assets.cli import benchmark as command
 from pf_assets.cli.main import app, main
+from pf_assets.settings import DEMO_SITE
 from pf_assets.tracking.benchmark_store import BenchmarkStore, table_metrics
 from pf_core.benchmark.looks import read_looks
 from pf_core.benchmark.peers.tuning import PEERS
@@ -122,9 +123,25 @@ def test_without_the_repository(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "SOURCES", tmp_path / "none")
-    monkeypatch.setattr(command, "DEMO_SITE", tmp_path / "none" / "demo.yaml")
-    for name in ("globo", "demo"):
-        assert f"pf benchmark {name} needs the repository" in error_of(capsys, monkeypatch, name)
+    assert "pf benchmark globo needs the repository" in error_of(capsys, monkeypatch, "globo")
+
+
+def test_the_demo_has_the_days_of_its_published_figures(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also without a clone, and beside a demo of `pf demo` on other days, whose MLflow store then has the tables."""
+    monkeypatch.setattr(command, "write_world", lambda config, out, file_format: out.mkdir(parents=True))
+    monkeypatch.setattr(command, "demo_site_path", lambda: tmp_path / "demo" / "site.yaml")
+    described, tracked = command._demo_site(own_cache)
+    assert (described.start_ds, described.end_ds) == ("2026-01-01", "2026-03-31")
+    assert described.log_root.is_relative_to(own_cache)
+    assert tracked == described
+    (tmp_path / "demo").mkdir()
+    text = DEMO_SITE.read_text().replace("2026-03-31", "2026-03-30")
+    (tmp_path / "demo" / "site.yaml").write_text(text)
+    monkeypatch.setattr(command, "write_world", lambda config, out, file_format: None)
+    assert command._demo_site(own_cache)[0] == described
+    assert command._demo_site(own_cache)[1].end_ds == "2026-03-30"
 
 
 def test_groceries_are_installed_once(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +184,7 @@ def test_public_logs_have_a_site_file(name: str, tmp_path: Path) -> None:
 def test_the_demos_logs_are_written_into_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
     monkeypatch.setattr(command, "write_world", lambda config, out, file_format: written.append(out))
+    monkeypatch.setattr(command, "demo_site_path", lambda: DEMO_SITE)  # it was made
     monkeypatch.setenv("PF_DATA_DIR", str(tmp_path / "data"))
     described, tracked = command._open_site("demo", None, None, tmp_path / "cache")
     assert written == [described.log_root]

@@ -67,7 +67,7 @@ def test_a_key_without_a_description_is_found() -> None:
 
 def test_fingerprints_of_the_presets_are_those_of_the_first_release() -> None:
     """The configuration's part in the name of a model stays as it is."""
-    site = load_site(REPOSITORY / "dagster_home" / "demo.yaml", environment={"PF_DATA_DIR": "/pf"})
+    site = load_site(REPOSITORY / "pf_assets" / "demo.yaml", environment={"PF_DATA_DIR": "/pf"})
     assert site.training.towers_config.fingerprint() == demo().fingerprint() == "6686d009d3a3b692"
     assert paper().fingerprint() == "4baa2990b7740d87"
     assert tiny().fingerprint() == "e419abd5ed0da6b6"

@@ -27,7 +27,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 NAMES = ("globo", "kuairand", "movietweetings", "completejourney")
 
-EXAMPLES = ["dagster_home/demo.yaml", *(f"docs/sources/{name}.yaml" for name in NAMES)]
+EXAMPLES = ["pf_assets/demo.yaml", *(f"docs/sources/{name}.yaml" for name in NAMES)]
 
 SECRET = "s3cret-of-the-environment"
 

@@ -173,7 +173,7 @@ def test_positive_names_of_a_log_that_names_its_own_types_are_not_checked(tmp_pa
 
 
 def test_the_demo_file_is_valid() -> None:
-    site = load_site(REPOSITORY / "dagster_home" / "demo.yaml", environment={"PF_DATA_DIR": "/data"})
+    site = load_site(REPOSITORY / "pf_assets" / "demo.yaml", environment={"PF_DATA_DIR": "/data"})
     assert site.directory == Path("/data/demo")
     assert site.log_root == Path("/data/demo_site")
     assert site.deletion_list == "/data/demo_site/forget.txt"

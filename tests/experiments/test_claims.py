@@ -21,7 +21,7 @@ from pf_core.experiments.recipe import Set
 from pf_core.experiments.recipes import experiments
 from tests.support.outcomes import TASKS, once, paper_values, scores, user_scores
 
-DEMO = Path(__file__).parents[2] / "dagster_home" / "demo.yaml"
+DEMO = Path(__file__).parents[2] / "pf_assets" / "demo.yaml"
 BASE_MODEL = demo().model
 CLAIMS = all_claims(BASE_MODEL, TASKS)
 

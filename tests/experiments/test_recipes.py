@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from pf_assets.settings import DEMO_SITE
 from pf_core.config.serving import Frequency
 from pf_core.config.site import Site, load_site
 from pf_core.config.training import TrainConfig, demo
@@ -21,8 +22,6 @@ from pf_core.training.trainer import train
 from pf_core.training.training_set import latest_training_set, open_training_set
 from tests.support.shared import SharedSites
 from tests.support.tiny_world import EXPERIMENTS_SITE, make_tiny_site
-
-DEMO_SITE = EXPERIMENTS_SITE.parents[1] / "demo.yaml"
 
 EXPECTED: dict[str, dict[str, Any]] = {
     "pinnerformer": {},

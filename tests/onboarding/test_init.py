@@ -15,7 +15,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from pf_assets.cli.main import app
-from pf_assets.settings import DEMO_SITE, INSTANCE_TEXT
+from pf_assets.settings import INSTANCE_TEXT, REPOSITORY
 from pf_core.config.site import Site, load_site
 from pf_core.days import ds_range
 from pf_core.engine.local import LocalEngine
@@ -186,7 +186,7 @@ def test_what_is_guessed_is_marked_with_evidence(tmp_path: Path) -> None:
 
 
 def test_the_demo_has_the_same_dagster_home() -> None:
-    assert INSTANCE_TEXT.read_text() == DEMO_SITE.with_name("dagster.yaml").read_text()
+    assert INSTANCE_TEXT.read_text() == (REPOSITORY / "dagster_home" / "dagster.yaml").read_text()
 
 
 # Files

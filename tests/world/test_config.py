@@ -1,4 +1,5 @@
 from dataclasses import replace
+from datetime import date, timedelta
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pf_core.world.config import ContentConfig, DefectConfig, WorldConfig, demo, large, tiny
+from pf_core.world.config import ContentConfig, DefectConfig, WorldConfig, demo, ending_by, large, tiny
 from pf_core.world.ids import PIN_BITS, USER_BITS, Scramble, parse_pins, spell_pins
 
 
@@ -22,6 +23,20 @@ def test_dates_are_consecutive_and_utc() -> None:
     config = replace(tiny(), start_ds="2026-02-27", num_days=3)
     assert config.dates == ["2026-02-27", "2026-02-28", "2026-03-01"]
     assert config.start_s == np.datetime64("2026-02-27", "s").astype(int)
+
+
+@given(st.dates(date(2000, 1, 1), date(2100, 1, 1)))
+def test_a_world_is_moved_by_whole_weeks_until_a_day(last: date) -> None:
+    moved = ending_by(demo(), last.isoformat())
+    assert timedelta(0) <= last - date.fromisoformat(moved.dates[-1]) <= timedelta(days=6)
+    assert (date.fromisoformat(moved.start_ds) - date.fromisoformat(demo().start_ds)).days % 7 == 0
+    assert replace(moved, start_ds=demo().start_ds) == demo()
+
+
+def test_a_world_that_ends_by_its_last_day_is_not_moved() -> None:
+    assert [ending_by(demo(), f"2026-04-0{day}") for day in range(1, 7)] == [demo()] * 6
+    assert ending_by(demo(), "2026-03-30").dates[-1] == "2026-03-24"
+    assert ending_by(demo(), "2026-04-07").dates[-1] == "2026-04-07"
 
 
 def test_a_configuration_survives_json() -> None:

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pf_core.world.config import DefectConfig, WorldConfig, tiny
+from pf_core.world.config import DefectConfig, WorldConfig, ending_by, tiny
 from pf_core.world.log_defects import LOG_COLUMNS, UNKNOWN_EVENTS
-from pf_core.world.logs import read_config, write_logs
+from pf_core.world.logs import find_config, read_config, write_logs
 from pf_core.world.world import World
 
 CLEAN = DefectConfig(duplicate=0, late_one_day=0, late_two_days=0, unknown_event=0, missing_dwell=0, malformed=0)
@@ -74,6 +74,30 @@ def test_a_part_holds_one_chunk_of_users(tmp_path: Path) -> None:
         assert set(users // 100) == {int(path.stem.removeprefix("part-"))}
 
 
+def test_other_weeks_have_the_same_rows(tmp_path: Path) -> None:
+    """Each time is exactly as many milliseconds later, and nothing else differs, also in another year's summer."""
+    config = replace(small(), start_ds="2026-01-01")
+    moved = ending_by(config, "2031-08-13")
+    shift_ms = (moved.start_s - config.start_s) * 1000
+    assert shift_ms % (7 * 86_400_000) == 0 < shift_ms
+    for each in (config, moved):
+        write_logs(each, tmp_path / each.start_ds)
+    here, there = read_parquet(tmp_path / config.start_ds), read_parquet(tmp_path / moved.start_ds)
+    far = here["event_time_ms"].to_numpy() == 99_999_999_999_999  # a defect
+    assert (
+        there["event_time_ms"].to_numpy().tolist()
+        == np.where(far, here["event_time_ms"].to_numpy(), here["event_time_ms"].to_numpy() + shift_ms).tolist()
+    )
+    assert there.drop_columns("event_time_ms").equals(here.drop_columns("event_time_ms"))
+    for before, after in zip(config.dates, moved.dates, strict=True):
+        pins, later = (
+            pq.read_table(tmp_path / c.start_ds / "pins" / f"{ds}.parquet")
+            for c, ds in ((config, before), (moved, after))
+        )
+        assert later.drop_columns("created_ms").equals(pins.drop_columns("created_ms"))
+        assert (later["created_ms"].to_numpy() - pins["created_ms"].to_numpy() == shift_ms).all()
+
+
 def test_an_interrupted_run_is_completed(tmp_path: Path) -> None:
     config = small()
 
@@ -84,6 +108,7 @@ def test_an_interrupted_run_is_completed(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write_logs(config, tmp_path / "logs", progress=stop_at_third_day)
     assert not (tmp_path / "logs" / "world.json").exists()
+    assert find_config(tmp_path / "logs") == config
     assert sorted(path.name for path in (tmp_path / "logs" / "actions").iterdir()) == config.dates[:3]
     half_done = tmp_path / "logs" / ".writing" / config.dates[3] / "actions"
     half_done.mkdir(parents=True)
