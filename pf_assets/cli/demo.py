@@ -30,6 +30,6 @@ def demo(
     site = load_site(DEMO_SITE, environment=os.environ)
     assert site.end_ds is not None
     write_world(world_config.demo(), site.log_root, "csv.gz")
-    run_missing(site, DEMO_SITE, site.end_ds, served_days=SERVED_DAYS, verbose=verbose)
+    run_missing(site, DEMO_SITE, site.end_ds, again="pf demo", served_days=SERVED_DAYS, verbose=verbose)
     show_summary(site, site.end_ds, time.monotonic() - started)
     show_next(site)

@@ -7,10 +7,9 @@ from typing import Any
 import pyarrow as pa
 
 from pf_assets.assets.evaluation import read_evaluation
-from pf_assets.cli.output import show
+from pf_assets.cli.output import duration, show
 from pf_assets.cli.releases import show_recommendations
 from pf_assets.cli.results import RESULTS, result_of
-from pf_assets.cli.stages import duration
 from pf_assets.metadata.evaluation import describe_index, describe_without_vector, label_baseline
 from pf_core.config.site import Site
 from pf_core.embeddings.snapshot import read_snapshot
@@ -43,6 +42,43 @@ def show_summary(site: Site, ds: str, seconds: float) -> None:
     if user is not None:
         show("\nOne user", keep="\n", bold=True)
         show_recommendations(site, user, k=NUM_SHOWN, recent=NUM_SHOWN)
+
+
+def summary_json(site: Site, ds: str, seconds: float) -> dict[str, Any]:
+    """Return the same as JSON: undefined figures are null."""
+    manifest = read_evaluation(site)
+    return {
+        "site": site.name,
+        "ds": ds,
+        "seconds": round(seconds, 1),
+        "directory": str(site.directory),
+        "results": {asset: line for asset in RESULTS if (line := result_of(site, ds, asset))},
+        "evaluation": None if manifest is None else evaluation_json(manifest),
+    }
+
+
+def evaluation_json(manifest: EvaluationManifest) -> dict[str, Any]:
+    """Return who was judged, how, and what followed."""
+    verdict = judge_baselines(manifest)
+    figures = {name: once_of(manifest, name) for name in manifest["summaries"]}
+    return {
+        "candidate": manifest["candidate"],
+        "cut_ds": manifest["cut_ds"],
+        "last_ds": manifest["last_ds"],
+        "is_champion": manifest["candidate_is_champion"],
+        "decision": decision_line(manifest),
+        "beats_baselines": verdict.passed,
+        "reason": verdict.reason,
+        "figures": {
+            name: {key: _number(once[key]) for key in ("recall_at_10", "discovery_at_10")}
+            for name, once in figures.items()
+        },
+        "oracles": [name for name in figures if name in ORACLES],
+    }
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 6)
 
 
 def comparison_lines(manifest: EvaluationManifest) -> list[str]:

@@ -256,7 +256,9 @@ def test_a_gap_names_the_command(instance: dg.DagsterInstance, daily_sites: Dail
 def use(site: Site, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     """`pf` on this site, its Dagster runs in this process and on this instance."""
 
-    def materialize(assets: str, days: list[str] | None = None, *, config: dict[str, Any] | None = None) -> None:
+    def materialize(
+        assets: str, days: list[str] | None = None, *, config: dict[str, Any] | None = None, **shown: Any
+    ) -> None:
         assert days is not None
         assert run(site, instance, days[0], days[-1], assets=tuple(assets.split(",")), config=config).success
 

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from pf_assets.assets.evaluation import _note
-from pf_assets.cli import operations
+from pf_assets.cli import status
 from pf_assets.cli.pipeline import is_evaluated
 from pf_assets.cli.summary import comparison_lines, decision_line
 from pf_assets.metadata.evaluation import describe_evaluation, describe_without_vector
@@ -205,9 +205,9 @@ def test_undefined_figures_are_not_in_mlflow(site: Site) -> None:
 
 
 def status_of(site: Site, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
-    monkeypatch.setattr(operations, "current_site", lambda: site)
+    monkeypatch.setattr(status, "current_site", lambda: site)
     app = typer.Typer()
-    app.command()(operations.status)
+    app.command()(status.status)
     result = CliRunner().invoke(app)
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return result.exit_code, result.output
