@@ -1,7 +1,9 @@
 """`pf`: the list of its commands. Each command is a function in the module that the list names."""
 
+import sys
+
 from pf_assets.cli.lazy import LazyCommand, lazy_app
-from pf_assets.cli.output import CarriesLines, fail
+from pf_assets.cli.output import CarriesLines, show_error
 from pf_core.errors import PipelineError
 
 COMMANDS = {
@@ -101,18 +103,28 @@ app = lazy_app(COMMANDS, package="pinnerformer", epilog=EXIT_CODES)
 
 def main() -> None:
     """Entry point: prints a PipelineError, and a problem of the disk, as one sentence without a traceback."""
+    sys.exit(_exit_code())
+
+
+def _exit_code() -> int | str | None:
+    """Run the command. An error is gone when this returns, and with it what it refers to: DuckDB's library complains at
+    the end of the process about what is left."""
     try:
         app()
+    except SystemExit as ended:
+        return ended.code
     except PipelineError as error:
         if isinstance(error, CarriesLines):
             error.show_lines()
-        fail(str(error))
+        show_error(str(error))
     except OSError as error:
         from pf_core.storage.disk import disk_problem, disk_sentence  # as the commands, imported when it is needed
 
         if disk_problem(error) is None and error.filename is not None:
-            fail(f"{error.strerror}: {error.filename}")
-        fail(disk_sentence(error))
+            show_error(f"{error.strerror}: {error.filename}")
+        else:
+            show_error(disk_sentence(error))
+    return 1
 
 
 if __name__ == "__main__":

@@ -44,8 +44,12 @@ def cut(text: str) -> str:
 
 
 def fail(message: str) -> NoReturn:
-    show(f"error: {message}", keep="\n\t", err=True, fg="red")
+    show_error(message)
     raise SystemExit(1)
+
+
+def show_error(message: str) -> None:
+    show(f"error: {message}", keep="\n\t", err=True, fg="red")
 
 
 def show_json(content: Any) -> None:

@@ -144,6 +144,8 @@ def _follow(
         raise
     finally:
         _at_work.discard(process)
+        assert process.stdout is not None
+        process.stdout.close()
     return run
 
 

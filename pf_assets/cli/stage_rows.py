@@ -36,11 +36,12 @@ class StageRows:
     ) -> None:
         self._stages, self._seconds_left = stages, seconds_left
         self._spinner = Spinner("dots", style="cyan")
+        self.is_over = False
+        """Whether nothing will change any more: then every row is drawn, and no time is left."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         stages = list(self._stages.values())
-        is_over = not any(stage.state in ("waiting", "running") for stage in stages)
-        shown = stages if is_over else visible(stages, max(console.height - OTHER_LINES, 1))
+        shown = stages if self.is_over else visible(stages, max(console.height - OTHER_LINES, 1))
         table = Table.grid(padding=(0, 1), expand=True)
         for _ in range(2):
             table.add_column(no_wrap=True)
@@ -53,7 +54,7 @@ class StageRows:
             num_done = sum(stage.state == "done" for stage in stages)
             yield Text(f"  {num_done} of {len(stages)} are done", style="dim")
         left = self._seconds_left(stages)
-        if left is not None:
+        if left is not None and not self.is_over:
             yield Text(f"  about {duration(left)} left", style="dim")
 
     def _row(self, stage: Stage, bar_chars: int) -> tuple[Text | Spinner | Table, ...]:

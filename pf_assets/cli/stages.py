@@ -52,11 +52,11 @@ class StagesView:
         for name in there:
             self.stages[name].state, self.stages[name].text = "done", result_of(name)
         self.log = log_file(home)
-        self.seconds_left = seconds_left
         self._home, self._verbose = home, verbose
         self._result_of = result_of
         self._to_stderr = to_stderr
         self._console = console or Console(highlight=False, stderr=to_stderr)
+        self._rows = StageRows(self.stages, seconds_left)
         self._live: Live | None = None
         self._last: Stage | None = None
         """The stage that spoke last: a line without a step, as in a traceback, is its."""
@@ -68,8 +68,7 @@ class StagesView:
             self._file = self.log.open("a", buffering=1, encoding="utf-8", errors="replace")
         self._show(f"full log: {self.log}")
         if self._console.is_terminal and not self._verbose:
-            rows = StageRows(self.stages, self.seconds_left)
-            self._live = Live(rows, console=self._console, refresh_per_second=FRAMES_PER_S)
+            self._live = Live(self._rows, console=self._console, refresh_per_second=FRAMES_PER_S)
             self._live.start()
         return self
 
@@ -78,6 +77,7 @@ class StagesView:
     ) -> None:
         is_interrupt = kind is not None and issubclass(kind, KeyboardInterrupt)
         self._finish_all("done" if kind is None else "interrupted" if is_interrupt else "failed")
+        self._rows.is_over = True
         if self._live is not None:
             self._live.stop()
         self._file.close()
@@ -105,19 +105,18 @@ class StagesView:
         if self._verbose:
             self._show(line)
         name = row or self._stage_of(said.step)
+        if name is None and said.kind == "other" and not said.run_id:  # what a process of the run prints
+            name = None if self._last is None else self._last.name
         if name is None:
-            if self._last is not None and said.kind == "other":
-                self._last.lines.append(said.text)
             return
         stage = self._last = self.stages[name]
         match said.kind:
             case "message":
                 self._hear(stage, said, days)
             case "failed":
-                stage.lines.append(said.text)
                 self._finish(stage, "failed")
-            case "other" if not said.step:
-                stage.lines.append(said.text)
+            case "other" if not said.run_id and stage.state == "running":
+                stage.lines.append(said.text)  # not the traceback after a failure: its sentence is printed
             case "started" if row is None:
                 self._begin(stage, is_asset=said.step == stage.name)
                 stage.open_steps.add(said.step)
@@ -144,6 +143,8 @@ class StagesView:
         return max(names, key=len, default=None)
 
     def _hear(self, stage: Stage, said: Said, days: Sequence[str]) -> None:
+        if stage.state != "running":  # after a failure, which steps are left out
+            return
         stage.lines.append(said.text)
         stage.text = said.text
         amount = amount_of(said.text, days)
