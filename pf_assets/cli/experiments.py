@@ -100,6 +100,7 @@ class _Work:
                 ):
                     failures |= {} if error is None else {name: error}
             except KeyboardInterrupt:
+                view.interrupt()
                 view.say("interrupted: the runs are ending")
                 pool.shutdown(wait=False, cancel_futures=True)
                 interrupt_runs()

@@ -130,6 +130,7 @@ def _follow(
     try:
         read()
     except KeyboardInterrupt:
+        view.interrupt()
         view.say("interrupted: the run is ending (Ctrl-C again kills it)")
         interrupt_runs()
         try:

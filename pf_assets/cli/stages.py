@@ -58,6 +58,7 @@ class StagesView:
         self._console = console or Console(highlight=False, stderr=to_stderr)
         self._rows = StageRows(self.stages, seconds_left)
         self._live: Live | None = None
+        self._is_interrupted = False
         self._last: Stage | None = None
         """The stage that spoke last: a line without a step, as in a traceback, is its."""
 
@@ -89,6 +90,10 @@ class StagesView:
             self._live.console.print(Text(printable(text)))
         else:
             self._show(text)
+
+    def interrupt(self) -> None:
+        """Note that a person ends the runs: a stage that ends from now on has not failed by itself."""
+        self._is_interrupted = True
 
     def start(self, assets: Sequence[str], *, row: str | None = None) -> None:
         """Begin a run of assets, or of a row that is a run as a whole; several of the latter can be at work."""
@@ -172,6 +177,8 @@ class StagesView:
     def _finish(self, stage: Stage, state: State) -> None:
         if stage.state != "running":
             return
+        if state == "failed" and self._is_interrupted:
+            state = "interrupted"
         stage.seconds, stage.state = stage.elapsed(), state
         stage.text = self._result_of(stage.name) if state == "done" else state
         is_news = state != "done" or not stage.is_told  # the checks of an asset come after its line
