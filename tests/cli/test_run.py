@@ -22,7 +22,7 @@ from tests.support.shop import DAYS, shop_file, write_shop
 
 REPOSITORY = Path(__file__).parents[2]
 
-STEPS = {"optimizer": {"num_steps": 4}, "log_every": 2, "evaluate_every": 4, "checkpoint_every": 2}
+STEPS = {"optimizer": {"num_steps": 24}, "log_every": 4, "evaluate_every": 12, "checkpoint_every": 12}
 
 PATIENCE_S = 400.0
 """Bound of what a test waits for, so that it ends on a machine with other work, too."""
@@ -75,9 +75,9 @@ def stopped(home: Path, send: int, when: Callable[[str], bool]) -> tuple[int, st
     return process.returncode, out, errors, psutil.wait_procs(children, timeout=60)[1]
 
 
-def newest_log(home: Path, pid: int) -> str:
-    logs = list((home / "logs").glob(f"pf-*-{pid}.log"))
-    return logs[0].read_text() if logs else ""
+def newest_log(home: Path, pid: int | str = "*") -> str:
+    logs = sorted((home / "logs").glob(f"pf-*-{pid}.log"))
+    return logs[-1].read_text() if logs else ""
 
 
 def is_released(home: Path) -> bool:
@@ -111,6 +111,7 @@ def test_everything_until_the_release_and_then_nothing(home: Path) -> None:
     lines = out.splitlines()
     shown = [line.split()[0] for line in lines[1 : lines.index("")]]
     assert sorted(shown) == sorted(stage_names(site)), "each stage is one line"
+    assert "OMP_NUM_THREADS=1 " in newest_log(home), "the caller decides about threads"
     assert "first model: champion" in out
     assert "the model, as served" in out
     assert "recommended pins:" in out
