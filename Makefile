@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 # A line for each package as it is fetched; errors as pip prints them, without its remarks on places that do not exist.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt
 SHOWN := 2> >(grep -v "^WARNING: Location .* is ignored" >&2) | awk '\
-	/^Collecting / { printf "  %3d  %s\n", ++packages, $$2 } \
+	/^Collecting / { sub(/[<>=!~;[].*/, "", $$2); printf "  %3d  %s\n", ++packages, $$2 } \
 	/^ *Building wheel for .*: started/ { print "       compiling " $$4 } \
 	/^Installing collected packages/ { print "       unpacking " packages " packages, which takes a minute or two" } \
 	{ fflush() }'

@@ -5,7 +5,9 @@ logs, and a terminal would execute what is in them.
 """
 
 import json
+import shutil
 import sys
+import textwrap
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import typer
@@ -50,6 +52,18 @@ def fail(message: str) -> NoReturn:
 
 def show_error(message: str) -> None:
     show(f"error: {message}", keep="\n\t", err=True, fg="red")
+
+
+def show_wrapped(text: str, *, indent: str = "") -> None:
+    """Print a long sentence; on a terminal in lines of its width, which break between words."""
+    if not sys.stdout.isatty():
+        show(f"{indent}{text}")
+        return
+    width = max(shutil.get_terminal_size().columns, 2 * len(indent) + 20)
+    for line in textwrap.wrap(
+        printable(text), width, initial_indent=indent, subsequent_indent=indent, break_long_words=False
+    ):
+        show(line)
 
 
 def show_json(content: Any) -> None:

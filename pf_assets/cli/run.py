@@ -50,7 +50,7 @@ def run_missing(
     site_file: Path,
     ds: str,
     *,
-    again: str,
+    again: str = "pf run",
     served_days: int = 1,
     verbose: bool = False,
     to_stderr: bool = False,

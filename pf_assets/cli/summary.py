@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from pf_assets.assets.evaluation import read_evaluation
-from pf_assets.cli.output import duration, show
+from pf_assets.cli.output import duration, show, show_wrapped
 from pf_assets.cli.releases import show_recommendations
 from pf_assets.cli.results import RESULTS, result_of
 from pf_assets.metadata.evaluation import describe_index, describe_without_vector, label_baseline
@@ -37,7 +37,7 @@ def show_summary(site: Site, ds: str, seconds: float) -> None:
     if manifest is not None:
         show("\nHow good is it?", keep="\n", bold=True)
         for line in comparison_lines(manifest):
-            show(f"  {line}")
+            show_wrapped(line, indent="  ")
     user = varied_user(site, ds)
     if user is not None:
         show("\nOne user", keep="\n", bold=True)
