@@ -81,6 +81,12 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
 
 
+def rough_duration(seconds: float) -> str:
+    """Return a duration that is a guess: 8 s, 3 min, or 2 h 05 min."""
+    whole = round(seconds)
+    return duration(seconds) if whole < 60 or whole >= 3600 else f"{round(whole / 60)} min"
+
+
 def confirm(question: str, *, yes: bool) -> None:
     """Ask a person before what cannot be undone; exit code 1 if they do not agree.
 

@@ -8,7 +8,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from pf_assets.cli.output import duration
+from pf_assets.cli.output import duration, rough_duration
 from pf_assets.cli.stage import Stage, State
 from pf_core.printable import printable
 
@@ -22,7 +22,7 @@ MARKS: dict[State, tuple[str, str]] = {
 WIDE_CHARS = 100
 """Width of a terminal from which on bars are long."""
 
-LONG_BAR, SHORT_BAR = 24, 10
+LONG_BAR, SHORT_BAR = 20, 6
 
 OTHER_LINES = 3
 """Lines of the screen that are no rows: the time left, what is left out, and the cursor's."""
@@ -55,7 +55,7 @@ class StageRows:
             yield Text(f"  {num_done} of {len(stages)} are done", style="dim")
         left = self._seconds_left(stages)
         if left is not None and not self.is_over:
-            yield Text(f"  about {duration(left)} left", style="dim")
+            yield Text(f"  about {rough_duration(left)} left", style="dim")
 
     def _row(self, stage: Stage, bar_chars: int) -> tuple[Text | Spinner | Table, ...]:
         if stage.state != "running":
@@ -79,7 +79,7 @@ def figures(stage: Stage) -> str:
         return ""
     rate, left = stage.rate(), stage.units_left_s()
     counted = f"{stage.amount.done:,} of {stage.amount.total:,} {stage.amount.unit}"
-    return counted if rate is None or left is None else f"{counted}, {rate:,.3g}/s, {duration(left)} left"
+    return counted if rate is None or left is None else f"{counted}, {rate:,.3g}/s, {rough_duration(left)} left"
 
 
 def visible(stages: Sequence[Stage], num_rows: int) -> list[Stage]:

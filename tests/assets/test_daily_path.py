@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from pf_assets.cli import operations, releases
+from pf_assets.cli import operations, releases, status
 from pf_assets.cli.main import app
 from pf_assets.definitions import build_definitions
 from pf_assets.schedules import KEEP_MODEL, advise
@@ -264,6 +264,7 @@ def use(site: Site, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(operations, "current_site", lambda: site)
     monkeypatch.setattr(releases, "current_site", lambda: site)
+    monkeypatch.setattr(status, "current_site", lambda: site)
     monkeypatch.setattr(operations, "materialize", materialize)
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from pf_assets.cli.output import confirm, cut, duration, show, show_json, show_wrapped
+from pf_assets.cli.output import confirm, cut, duration, rough_duration, show, show_json, show_wrapped
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,10 @@ from pf_assets.cli.output import confirm, cut, duration, show, show_json, show_w
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_guesses_have_no_seconds_beside_minutes() -> None:
+    assert [rough_duration(seconds) for seconds in (8, 200, 7500)] == ["8 s", "3 min", "2 h 05 min"]
 
 
 def test_json_is_read_back_and_has_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:

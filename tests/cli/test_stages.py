@@ -208,7 +208,7 @@ def test_rows_have_bars_rates_and_the_time_left(width: int) -> None:
     assert lines[1].endswith("10 s")
     assert "━" in lines[1]
     assert lines[2].split() == ["·", "user_embedding_snapshot"]
-    assert lines[3] == "  about 1 min 30 s left"
+    assert lines[3] == "  about 2 min left"
     assert max(map(len, lines)) <= width
 
 
