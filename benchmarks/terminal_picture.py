@@ -6,18 +6,23 @@ tmux capture-pane -t shot -e -p | python benchmarks/terminal_picture.py docs/ima
 
 import argparse
 import io
+import re
 import sys
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+FONT = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
+"""Fonts from the web: a page of documentation loads nothing from elsewhere."""
+
 
 def draw(ansi: str, *, title: str, width: int) -> str:
     """Return the SVG of a screen with its colours; empty lines at its ends are left out."""
     console = Console(record=True, width=width, file=io.StringIO(), highlight=False)
     console.print(Text.from_ansi(ansi.strip("\n")), soft_wrap=True)
-    return console.export_svg(title=title, unique_id="terminal")
+    picture = console.export_svg(title=title, unique_id="terminal")
+    return FONT.sub("", picture)
 
 
 def main() -> None:
