@@ -4,8 +4,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import pyarrow as pa
-
 from pf_assets.assets.evaluation import read_evaluation
 from pf_assets.cli.output import duration, show, show_wrapped
 from pf_assets.cli.releases import show_recommendations
@@ -141,7 +139,8 @@ def varied_user(site: Site, ds: str) -> str | None:
 
     Where pins have no interests it is one with many different pins.
     """
-    rows = read_snapshot(site, ds, 0, ["user_id", "computed_ds", "num_actions"]).to_pylist()
+    users = read_snapshot(site, ds, 0, ["user_id", "computed_ds", "num_actions"])
+    rows = [row | {"place": place} for place, row in enumerate(users.to_pylist())]
     if not rows:
         return None
     newest = max(row["computed_ds"] for row in rows)
@@ -151,7 +150,7 @@ def varied_user(site: Site, ds: str) -> str | None:
     )[-NUM_LOOKED_AT:]
     pins = read_pin_features(site, ds, ["pin_id", "interest"])
     interest = dict(zip(pins["pin_id"].to_pylist(), pins["interest"].to_pylist(), strict=True))
-    ids = pa.array([row["user_id"] for row in rows])
+    ids = users["user_id"].take([row["place"] for row in rows]).combine_chunks()
     found = read_bucket(timeline_state(site), ds, 0, ["pin_id"], user_ids=ids, newest=NUM_SHOWN).to_pylist()
     if not found:
         return str(rows[-1]["user_id"])
