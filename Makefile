@@ -1,4 +1,6 @@
 # Everything runs in .venv, which the first target that needs it makes. Needs Python 3.11 and g++, nothing else.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3.11
 BIN := .venv/bin
 READY := .venv/.ready
@@ -7,13 +9,22 @@ JOBS ?= $(shell nproc)
 CHAOS := tests/chaos tests/logs/test_reader_fuzz.py tests/pins/test_catalogue_fuzz.py tests/config/test_site_fuzz.py
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
+# A line for each package as it is fetched; errors as pip prints them, without its remarks on places that do not exist.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt
+SHOWN := 2> >(grep -v "^WARNING: Location .* is ignored" >&2) | awk '\
+	/^Collecting / { sub(/[<>=!~;[].*/, "", $$2); printf "  %3d  %s\n", ++packages, $$2 } \
+	/^ *Building wheel for .*: started/ { print "       compiling " $$4 } \
+	/^Installing collected packages/ { print "       unpacking " packages " packages, which takes a minute or two" } \
+	{ fflush() }'
+
 .PHONY: setup demo ablations report test pytest test-slow test-service test-chaos test-scale coverage docs dev lint format bench bench-scale clean
 
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[pipeline,dev]'
+	@echo "installing Python packages into .venv"
+	@$(PIP) -e '.[pipeline,dev]' $(SHOWN)
 	touch $(READY)
 
 demo: setup  ## Make the demo site and run the whole graph on it
@@ -46,7 +57,7 @@ coverage: setup  ## Branch coverage of pf_core by `make test` and `make test-ser
 test-scale: setup  ## What is past one machine, against real servers on loopback, which it installs
 	ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || apt-get install -y postgresql
 	command -v java >/dev/null || apt-get install -y openjdk-17-jre-headless
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[pipeline,dev,production,s3,scale,spark]'
+	@$(PIP) -e '.[pipeline,dev,production,s3,scale,spark]' $(SHOWN)
 	$(BIN)/python -m pytest -m scale tests/scale
 
 docs: setup  ## Rewrite the page that is made from the code

@@ -1,21 +1,27 @@
 """Why a Dagster run failed, as a sentence: that of a PipelineError or of a failed check, without the traceback."""
 
+import re
 from collections.abc import Iterable
 
 import dagster as dg
 
-from pf_core.errors import PipelineError
+OURS = re.compile(r"pf_core(\.\w+)+Error: ")
+"""How Dagster begins the message of a PipelineError, or of a class of it."""
 
 
 def reason_of(event: dg.DagsterEvent) -> str:
-    """Return the message of the first error of a failed step; that of a PipelineError ends with its remedy."""
+    """Return the message of a failed step: that of its PipelineError, which ends with its remedy, or the first error's.
+
+    A PipelineError names the file or the field; what caused it often does not.
+    """
     error = event.step_failure_data.error
-    while error is not None and error.cause is not None:
-        error = error.cause
     if error is None:
         return "no error was recorded"
-    message = error.message.strip().removesuffix(".")
-    return message.removeprefix(f"{PipelineError.__module__}.{PipelineError.__qualname__}: ")
+    chain = [error]
+    while chain[-1].cause is not None:
+        chain.append(chain[-1].cause)
+    ours = next((each for each in chain if OURS.match(each.message)), None)
+    return OURS.sub("", (ours or chain[-1]).message.strip().removesuffix("."), count=1)
 
 
 def sentence_of(events: Iterable[dg.DagsterEvent]) -> str | None:

@@ -65,7 +65,7 @@ def site_path(environment: Mapping[str, str], *, otherwise: Path | None = None) 
 def own_site_path(environment: Mapping[str, str]) -> Path:
     """Path of the site file of a command that works on somebody's own logs: PF_SITE, or ./site.yaml."""
     path = site_path(environment, otherwise=Path(SITE_FILE))
-    if not path.is_file():
+    if not path.exists():
         raise PipelineError(f"no site file at {path}", "make one from your logs with `pf init LOGS`, or name one")
     return path
 

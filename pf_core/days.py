@@ -1,5 +1,6 @@
 """Days of partitions: `ds` is an ISO date, in UTC."""
 
+from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
 
 from pf_core.errors import PipelineError
@@ -34,6 +35,25 @@ def ds_range(first_ds: str, last_ds: str) -> list[str]:
     """All days from the first to the last, both included; empty if the last is before the first."""
     num_days = (parse_ds(last_ds) - parse_ds(first_ds)).days
     return [shift_ds(first_ds, offset) for offset in range(num_days + 1)]
+
+
+def day_ranges(days: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the ranges without gaps that make up the days: first and last day of each, ascending."""
+    ranges: list[tuple[str, str]] = []
+    for ds in sorted(set(days)):
+        if ranges and shift_ds(ranges[-1][1], 1) == ds:
+            ranges[-1] = (ranges[-1][0], ds)
+        else:
+            ranges.append((ds, ds))
+    return ranges
+
+
+def days_text(days: Iterable[str], *, max_ranges: int = 5) -> str:
+    """Return days as a person reads them: "2026-01-01 to 2026-01-31, 2026-02-03"; of many ranges the first."""
+    ranges = day_ranges(days)
+    shown = [first if first == last else f"{first} to {last}" for first, last in ranges[:max_ranges]]
+    more = len(ranges) - max_ranges
+    return ", ".join([*shown, *([f"and {more} more ranges"] if more > 0 else [])])
 
 
 def ds_start(ds: str) -> datetime:

@@ -45,7 +45,7 @@ OUTSIDE = {
         + "pyspark redis safetensors scipy sklearn torch upath yaml".split()
     ),
     "pf_core/world": {"numpy", "pyarrow"},
-    "pf_assets": set("dagster dagster_pipes jinja2 matplotlib mlflow sqlalchemy typer".split()),
+    "pf_assets": set("dagster dagster_pipes jinja2 matplotlib mlflow rich sqlalchemy typer".split()),
 }
 """The libraries that each package may import, besides the standard library."""
 

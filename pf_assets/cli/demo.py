@@ -33,7 +33,7 @@ def demo(
     site = load_site(path, environment=os.environ)
     show(f"the demo: {path} on days {world.dates[0]} to {world.dates[-1]}, in {site.directory.parent}")
     write_world(world, site.log_root, "csv.gz")
-    run_missing(site, path, world.dates[-1], served_days=SERVED_DAYS, verbose=verbose)
+    run_missing(site, path, world.dates[-1], again="pf demo", served_days=SERVED_DAYS, verbose=verbose)
     show_summary(site, world.dates[-1], time.monotonic() - started)
     if site_path(os.environ).resolve() != path:
         show(f"\nfor these commands: unset DAGSTER_HOME; export PF_SITE={shlex.quote(str(path))}", keep="\n")

@@ -1,19 +1,23 @@
 """`pf`: the list of its commands. Each command is a function in the module that the list names."""
 
+import sys
+
 from pf_assets.cli.lazy import LazyCommand, lazy_app
-from pf_assets.cli.output import fail
+from pf_assets.cli.output import CarriesLines, show_error
 from pf_core.errors import PipelineError
 
 COMMANDS = {
     "demo": LazyCommand(
         "pf_assets.cli.demo",
         "Write the demo site's logs and materialize every asset on them; keep what exists already.",
+        goes_on=True,
     ),
     "dev": LazyCommand("pf_assets.cli.dev", "Serve the Dagster UI and the MLflow UI until Ctrl-C."),
     "world": LazyCommand(
         "pf_assets.cli.world",
         "Write the logs of a synthetic site: tiny, demo, experiments, or large (with --num-users and --num-days).",
         needs_pipeline=False,
+        goes_on=True,
     ),
     "init": LazyCommand(
         "pf_assets.cli.init",
@@ -26,19 +30,22 @@ COMMANDS = {
     "run": LazyCommand(
         "pf_assets.cli.run",
         "Build everything that is missing until the newest day is released: logs, model, embeddings, index, release.",
+        goes_on=True,
     ),
     "status": LazyCommand(
-        "pf_assets.cli.operations",
+        "pf_assets.cli.status",
         "Show existing, missing and stale days, and the models. Exit code 1: the newest model loses to a baseline.",
     ),
     "repair": LazyCommand(
         "pf_assets.cli.operations",
         "Rebuild everything that depends on bad logs, after they were fixed upstream (paper, section 3.6).",
+        goes_on=True,
     ),
     "forget": LazyCommand(
         "pf_assets.cli.operations",
         "Put users on the deletion list and delete them wherever they are stored; --verify shows what is left.",
         takes_ids=True,
+        goes_on=True,
     ),
     "export": LazyCommand(
         "pf_assets.cli.operations",
@@ -73,10 +80,12 @@ COMMANDS = {
     "benchmark": LazyCommand(
         "pf_assets.cli.benchmark",
         "Compare our model with baselines and other recommenders on a public log or on your own site, in one table.",
+        goes_on=True,
     ),
     "ablations": LazyCommand(
         "pf_assets.cli.experiments",
         "Train and judge every recipe that is not finished, the most important first; a second call goes on.",
+        goes_on=True,
     ),
     "report": LazyCommand(
         "pf_assets.cli.experiments",
@@ -84,19 +93,38 @@ COMMANDS = {
     ),
 }
 
-app = lazy_app(COMMANDS)
+EXIT_CODES = (
+    "Exit codes: 0 good; 1 an error, or (pf status) the newest model loses to a baseline; 2 wrong usage; "
+    "130 interrupted."
+)
+
+app = lazy_app(COMMANDS, package="pinnerformer", epilog=EXIT_CODES)
 
 
 def main() -> None:
     """Entry point: prints a PipelineError, and a problem of the disk, as one sentence without a traceback."""
+    sys.exit(_exit_code())
+
+
+def _exit_code() -> int | str | None:
+    """Run the command. An error is gone when this returns, and with it what it refers to: DuckDB's library complains at
+    the end of the process about what is left."""
     try:
         app()
+    except SystemExit as ended:
+        return ended.code
     except PipelineError as error:
-        fail(str(error))
+        if isinstance(error, CarriesLines):
+            error.show_lines()
+        show_error(str(error))
     except OSError as error:
-        from pf_core.storage.disk import disk_sentence  # as the commands, imported when it is needed
+        from pf_core.storage.disk import disk_problem, disk_sentence  # as the commands, imported when it is needed
 
-        fail(disk_sentence(error))
+        if disk_problem(error) is None and error.filename is not None:
+            show_error(f"{error.strerror}: {error.filename}")
+        else:
+            show_error(disk_sentence(error))
+    return 1
 
 
 if __name__ == "__main__":

@@ -1,75 +1,29 @@
-"""`pf status`, `export`, `forget` and `repair`, for the person who runs a site.
+"""`pf export`, `forget` and `repair`, for the person who runs a site.
 
 Commands that change data start Dagster runs, so that Dagster's lineage and history stay complete.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pf_assets.assets.evaluation import read_evaluation
-from pf_assets.cli.output import show
+from pf_assets.cli.output import confirm, show
+from pf_assets.cli.pipeline import DagsterRun
 from pf_assets.cli.remains import artifact_folders, show_remains
-from pf_assets.cli.runs import materialize
-from pf_assets.metadata.evaluation import describe_without_vector
+from pf_assets.cli.runs import RunFailedError, materialize
+from pf_assets.cli.stages import StagesView
 from pf_assets.schedules import KEEP_MODEL
-from pf_assets.settings import current_site
-from pf_assets.tracking.tracking import RegisteredModel, Tracking
+from pf_assets.settings import current_site, dagster_home
 from pf_core.config.site import Site
-from pf_core.errors import PipelineError, materialize_command
-from pf_core.evaluation.verdict import judge_baselines
+from pf_core.days import days_text, parse_ds
+from pf_core.errors import PipelineError
 from pf_core.logs.deletion_list import add_to_deletion_list, parse_user_id, read_deletion_list
 from pf_core.logs.partition import raw_digest, read_manifest
 from pf_core.operations.forgetting import Rebuild, delete_users, one_at_a_time, plan_rebuild
 from pf_core.operations.repair import RepairPlan, plan_repair
-from pf_core.operations.status import asset_statuses
 from pf_core.serving.export import export_embeddings
-
-
-def status() -> None:
-    """Show existing, missing and stale days, and the models. Exit code 1: the newest model loses to a baseline."""
-    site = current_site()
-    for row in asset_statuses(site):
-        days = f"{row.days[0]} to {row.days[-1]}" if row.days else "nothing yet"
-        show(f"{row.asset:<24} {days:<26} {_count(row.missing, 'missing')}{_count(list(row.stale), 'stale')}".rstrip())
-        for ds, reason in list(row.stale.items())[:3]:
-            show(f"{'':<24} {ds}: {reason}", fg="yellow")
-    tracking = Tracking(site)
-    champion, candidate = tracking.champion(), tracking.candidate()
-    for alias, model in (("champion", champion), ("candidate", candidate)):
-        refit = None if model is None else tracking.refit_of(model)
-        serves = "" if refit is None else f", refitted as {refit.served_version} until {refit.tags['cut_ds']}"
-        show(f"{alias:<24} {'none yet' if model is None else model.served_version}{serves}")
-    if not _show_verdict(site, candidate):
-        raise typer.Exit(1)
-
-
-def _show_verdict(site: Site, candidate: RegisteredModel | None) -> bool:
-    """Show how the newest evaluated model does against the baselines; return False if the check failed."""
-    manifest = read_evaluation(site)
-    is_evaluated = candidate is None or (manifest is not None and manifest["candidate"] == candidate.served_version)
-    if not is_evaluated:
-        show(f"{'':<24} the candidate was not evaluated yet: {materialize_command('offline_evaluation')}", fg="yellow")
-    if manifest is None:
-        return True
-    verdict = judge_baselines(manifest)
-    show(
-        f"{'model_beats_baselines':<24} {'passed' if verdict.passed else 'failed'}: "
-        + verdict.reason.replace("; ", f"\n{'':<25}"),
-        keep="\n",
-        fg=None if verdict.passed else "red",
-    )
-    if "without_vector" in manifest:
-        show(f"{'':<24} {describe_without_vector(manifest['without_vector'])}")
-    return verdict.passed
-
-
-def _count(days: list[str], what: str) -> str:
-    if not days:
-        return ""
-    shown = days[0] if len(days) == 1 else f"{days[0]} … {days[-1]}"
-    return f"{len(days)} {what} ({shown})  "
 
 
 def export(
@@ -80,6 +34,8 @@ def export(
     """Write a day's user or pin embeddings as Parquet, for tools that do not read Lance."""
     if what not in ("users", "pins"):
         raise PipelineError(f"cannot export {what!r}", "choose users or pins")
+    if ds is not None:
+        parse_ds(ds)
     rows = export_embeddings(current_site(), "users" if what == "users" else "pins", out, ds=ds, progress=show)
     show(f"{rows:,} rows in {out}")
 
@@ -88,6 +44,8 @@ def forget(
     users: Annotated[list[str] | None, typer.Argument(help="user ids, as in the logs; none: the whole list")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="show what is left of a user, and delete nothing")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="with --verify: print JSON")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask on a terminal")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="print the log of the runs")] = False,
 ) -> None:
     """Put users on the deletion list and delete them wherever they are stored; --verify shows what is left."""
     site = current_site()
@@ -97,15 +55,19 @@ def forget(
             raise PipelineError("--verify takes one user, and --json goes with it", "pf forget --verify USER --json")
         show_remains(site, user_ids[0], as_json=as_json)
         return
+    _ask(site, user_ids, yes=yes)
     num_added = add_to_deletion_list(site, user_ids)
     typer.echo(f"{num_added:,} added to {site.deletion_list} ({len(set(user_ids)) - num_added:,} were on it)")
     typer.echo("now the users on the list are deleted everywhere; if that is interrupted, run: pf forget")
     try:
         with one_at_a_time(site, typer.echo):
             delete_users(site, read_deletion_list(site), artifacts=artifact_folders(site), progress=show)
-            _build_again(plan_rebuild(site))
+            _build_again(plan_rebuild(site), verbose=verbose)
     except Exception as error:
         reason = error if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, RunFailedError):
+            error.show_lines()
+            reason = error.sentence
         raise PipelineError(
             "the users are on the deletion list, so they stay out of what is built from now on, but they are not yet "
             f"deleted everywhere: {reason}",
@@ -114,21 +76,41 @@ def forget(
     typer.echo("what keeps a user for some time yet, such as earlier days and models: pf forget --verify USER")
 
 
-def _build_again(plan: Rebuild) -> None:
+def _ask(site: Site, user_ids: list[int | str], *, yes: bool) -> None:
+    count = len(set(user_ids))
+    whom = "the users on the deletion list" if not count else "1 user" if count == 1 else f"{count:,} users"
+    confirm(f"{whom} of {site.name} will be deleted wherever they are stored; that cannot be undone", yes=yes)
+
+
+def _build_again(plan: Rebuild, *, verbose: bool) -> None:
     timelines = {"user_timelines": {"config": {"rebuild": plan.from_logs}}}
-    records = "user_embeddings,user_embedding_snapshot"
+    records, release = "user_embeddings,user_embedding_snapshot", "pin_embeddings,pin_index,release"
+    runs: list[DagsterRun] = []
     if plan.timeline_days and plan.timeline_days == plan.embedding_days:  # as a rule: then one run does both
         config = {"ops": {**timelines, **KEEP_MODEL["ops"]}}
-        materialize(f"user_timelines,{records}", plan.timeline_days, config=config)
+        runs.append(DagsterRun.of(f"user_timelines,{records}", plan.timeline_days, config))
     else:
         if plan.timeline_days:
-            materialize("user_timelines", plan.timeline_days, config={"ops": timelines})
+            runs.append(DagsterRun.of("user_timelines", plan.timeline_days, {"ops": timelines}))
         if plan.embedding_days:
-            materialize(records, plan.embedding_days, config=KEEP_MODEL)
+            runs.append(DagsterRun.of(records, plan.embedding_days, KEEP_MODEL))
     if plan.release_days:
-        materialize("pin_embeddings,pin_index,release", plan.release_days)
-    elif plan.embedding_days:
+        runs.append(DagsterRun.of(release, plan.release_days))
+    if runs:
+        with _view(runs, verbose=verbose) as view:
+            for each in runs:
+                _start(each, view, again="pf forget")
+    if plan.embedding_days and not plan.release_days:
         show(f"{plan.embedding_days[0]} is not the day of the current release, so nothing is released now")
+
+
+def _view(runs: Sequence[DagsterRun], *, verbose: bool) -> StagesView:
+    names = [asset for each in runs for asset in each.assets]
+    return StagesView(names, home=Path(dagster_home()), verbose=verbose)
+
+
+def _start(run: DagsterRun, view: StagesView, *, again: str) -> None:
+    materialize(",".join(run.assets), run.days, config=run.config, view=view, again=again)
 
 
 def repair(
@@ -137,26 +119,41 @@ def repair(
         str | None, typer.Option(help="last day whose logs were bad; by default the newest that was ingested")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be rebuilt, and stop")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="print the log of the runs")] = False,
 ) -> None:
     """Rebuild everything that depends on bad logs, after they were fixed upstream (paper, section 3.6)."""
+    for day in (since, until):
+        if day is not None:
+            parse_ds(day)
     site = current_site()
     plan = plan_repair(site, since=since, until=until)
     _show(plan)
     if dry_run:
         return
+    again = f"pf repair --since {since}" + ("" if until is None else f" --until {until}")
+    runs = repair_runs(plan)
     before = {ds: raw_digest(site, ds) for ds in plan.raw_days if read_manifest(site, ds) is not None}
-    materialize("raw_actions", plan.raw_days)
-    changed = [ds for ds in plan.raw_days if raw_digest(site, ds) != before.get(ds)]
-    show(f"raw_actions changed on {', '.join(changed) if changed else 'no day'}")
+    with _view(runs, verbose=verbose) as view:
+        for number, each in enumerate(runs):
+            _start(each, view, again=again)
+            if number == 0:
+                changed = [ds for ds in plan.raw_days if raw_digest(site, ds) != before.get(ds)]
+                view.say(f"raw_actions changed on {days_text(changed) if changed else 'no day'}")
+    show("repaired", bold=True)
+
+
+def repair_runs(plan: RepairPlan) -> list[DagsterRun]:
+    """Return the runs of a repair in their order; the first one is that of raw_actions."""
+    runs = [DagsterRun.of("raw_actions", plan.raw_days)]
     if plan.pin_days:
-        materialize("pin_features", plan.pin_days)
+        runs.append(DagsterRun.of("pin_features", plan.pin_days))
     if plan.timeline_days:
         config = {"ops": {"user_timelines": {"config": {"rebuild": plan.rebuild_timelines}}}}
-        materialize("user_timelines", plan.timeline_days, config=config)
+        runs.append(DagsterRun.of("user_timelines", plan.timeline_days, config))
     if plan.embedding_days:
-        materialize("user_embeddings,user_embedding_snapshot", plan.embedding_days, config=KEEP_MODEL)
-        materialize("pin_embeddings,pin_index,release", plan.embedding_days[-1:])
-    show("repaired", bold=True)
+        runs.append(DagsterRun.of("user_embeddings,user_embedding_snapshot", plan.embedding_days, KEEP_MODEL))
+        runs.append(DagsterRun.of("pin_embeddings,pin_index,release", plan.embedding_days[-1:]))
+    return runs
 
 
 def _show(plan: RepairPlan) -> None:

@@ -38,6 +38,11 @@ class DagsterRun:
     days: list[str] | None = None
     config: dict[str, Any] | None = None
 
+    @classmethod
+    def of(cls, assets: str, days: list[str] | None = None, config: dict[str, Any] | None = None) -> "DagsterRun":
+        """Return the run of a selection of assets."""
+        return cls(assets=tuple(assets.split(",")), days=days, config=config)
+
 
 def stage_names(site: Site) -> list[str]:
     """Return all assets that may be materialized, in the order of the pipeline."""
@@ -70,6 +75,11 @@ def missing_runs(site: Site, ds: str, *, served_days: int = 1) -> Iterator[Dagst
         yield DagsterRun(assets=tuple(assets.split(",")), days=days)
     yield from _training(site)
     yield from _serving(site, ds, served_days)
+
+
+def planned_assets(site: Site, ds: str) -> set[str]:
+    """Return the assets that are missing now; which models are trained and accepted may change what is run of them."""
+    return {asset for each in missing_runs(site, ds) for asset in each.assets}
 
 
 def _training(site: Site) -> Iterator[DagsterRun]:

@@ -1,10 +1,11 @@
 """`pf promote`: a person chooses the model that embeds users, undoes the choice, or lists the models."""
 
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
 
-from pf_assets.cli.output import show
+from pf_assets.cli.output import show, show_json
 from pf_assets.settings import current_site
 from pf_assets.tracking.tracking import DECISION_TAG, VERDICT_TAG, Promotion, RegisteredModel, Tracking
 from pf_core.errors import PipelineError, materialize_command
@@ -14,11 +15,14 @@ def promote(
     version: Annotated[int | None, typer.Argument(help="registry version to promote")] = None,
     undo: Annotated[bool, typer.Option("--undo", help="return to the previous champion")] = False,
     because: Annotated[str | None, typer.Option(help="reason, stored with the model")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="list the models as JSON")] = False,
 ) -> None:
     """Make a registered model the champion, or undo the last promotion; without arguments, list the models."""
     tracking = Tracking(current_site())
     if version is not None and undo:
         raise PipelineError("a version and --undo are given", "give one of them")
+    if as_json and (undo or version is not None):
+        raise PipelineError("--json lists the models, and promotes none", "pf promote --json")
     if undo:
         _announce(tracking, tracking.undo_promotion(because=because))
     elif version is not None:
@@ -30,6 +34,8 @@ def promote(
         champion = tracking.champion()
         assert champion is not None
         _announce(tracking, champion)
+    elif as_json:
+        show_json(models_json(tracking))
     else:
         _list(tracking)
 
@@ -41,6 +47,23 @@ def _announce(tracking: Tracking, champion: RegisteredModel) -> None:
         f"the champion is version {champion.version}, model {champion.served_version}. The next new day of "
         f"user_embeddings embeds all users with {serves}; until that day is released, the current release stays"
     )
+
+
+def models_json(tracking: Tracking) -> dict[str, Any]:
+    """Return the models and the history of champions, newest first; without a model both are empty."""
+    champion, candidate = tracking.champion(), tracking.candidate()
+    models = [
+        {
+            "version": model.version,
+            "model": model.served_version,
+            "is_champion": model == champion,
+            "is_candidate": model == candidate,
+            "judged_version": model.judged_version,
+            "tags": dict(model.tags),
+        }
+        for model in tracking.versions()
+    ]
+    return {"models": models, "champions": [asdict(promotion) for promotion in reversed(tracking.promotions())]}
 
 
 def _list(tracking: Tracking) -> None:

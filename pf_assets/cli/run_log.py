@@ -26,6 +26,15 @@ STEP_NUMBER = re.compile(r"\bstep (\d[\d,]*)(?: of |/)(\d[\d,]*)")
 DAY = re.compile(r"\b\d{4}-\d\d-\d\d\b")
 
 
+NOISE = re.compile(
+    r"^(nanobind: |See https://nanobind| - (leaked (instance|type|function|keep_alive)\b|\.\.\. skipped remainder)"
+    r"|.*\b(Supersession|Preview)Warning: |  return callback\(\*args, \*\*kwargs\)$"
+    r"|  self\._expected_writers = message_reader\.expected_writer_count$)"
+)
+"""Warnings of libraries at the beginning and end of a run, about themselves: Dagster prefers another command, and
+nanobind counts what DuckDB did not free at exit. Nobody who runs a site can act on them."""
+
+
 @dataclass(frozen=True)
 class Amount:
     """How far a stage is."""
@@ -66,6 +75,11 @@ def read_line(line: str) -> Said:
         case "STEP_FAILURE":
             return Said("failed", run_id=run_id, step=step, text=text, level=level)
     return Said("other", run_id=run_id, step=step, text=text, level=level)
+
+
+def is_noise(line: str) -> bool:
+    """Whether a line is only in the log file."""
+    return NOISE.match(COLOUR.sub("", line)) is not None
 
 
 def amount_of(text: str, days: Sequence[str]) -> Amount | None:

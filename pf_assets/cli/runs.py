@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 
 import dagster as dg
 
-from pf_assets.cli.output import show
+from pf_assets.cli.output import cut, show
 from pf_assets.cli.run_log import read_line
 from pf_assets.cli.stages import StagesView, showing
 from pf_assets.failures import why_failed
@@ -38,10 +39,12 @@ def materialize(
     site_file: Path | None = None,
     view: StagesView | None = None,
     row: str | None = None,
+    again: str | None = None,
 ) -> None:
     """Run `dagster asset materialize` for the site of PF_SITE, or for another site file.
 
     What it does is shown in `view`, or in a view of its own; `row` names the view's stage that the run is as a whole.
+    If the run fails, the error names the command `again`, or else the run's own.
     """
     command = [sys.executable, "-m", "dagster", "asset", "materialize", "--select", assets]
     command += [] if days is None else ["--partition-range", f"{days[0]}...{days[-1]}"]
@@ -49,14 +52,34 @@ def materialize(
     command += ["-m", "pf_assets.definitions"]
     home = dagster_home(site_file)
     environment = environment_of_runs(home, site_file or site_path(os.environ))
-    with showing(view, assets.split(","), home=Path(home)) as shown:
-        if row is not None:
-            shown.start_row(row)
+    names = assets.split(",")
+    with showing(view, names, home=Path(home)) as shown:
+        shown.start(names, row=row)
         started = tied([*command, "-d", str(REPOSITORY), "--config-json", json.dumps(SPOKEN | (config or {}))])
         run = _follow(started, environment, shown, days or [], row)
         shown.finish(is_good=run.exit_code == 0, row=row)
     if run.exit_code:
-        raise _failure(command, run, shown, home)
+        raise RunFailedError(
+            _sentence(run, shown, home),
+            lines=tuple(shown.last_lines(row)),
+            log=shown.log,
+            again=again or shlex.join(["dagster", *command[3:]]),
+        )
+
+
+class RunFailedError(PipelineError):
+    """A Dagster run that failed: the last lines of its stage's log, why it failed, and the command to run it again."""
+
+    def __init__(self, what: str, *, lines: tuple[str, ...], log: Path, again: str) -> None:
+        super().__init__(f"{what}\nto run it again: {again}")
+        self.sentence, self.lines, self.log = what, lines, log
+
+    def show_lines(self) -> None:
+        """Print the lines, which come before the sentence: what is printed last is what is read."""
+        if self.lines:
+            show(f"the last lines of its log ({self.log} has all):", err=True)
+        for line in self.lines:
+            show(f"  {cut(line)}", err=True)
 
 
 @dataclass
@@ -67,44 +90,73 @@ class _Run:
     exit_code: int = 0
 
 
+_at_work: set["subprocess.Popen[str]"] = set()
+"""The processes of runs; several threads may have one each."""
+
+
 def _follow(
     command: list[str], environment: dict[str, str], view: StagesView, days: list[str], row: str | None
 ) -> _Run:
-    """Start the process, and show its lines until it ends."""
+    """Start the process, and show its lines until it ends. Ctrl-C ends the run, and then this function.
+
+    The process has a group of its own, so that Ctrl-C in a terminal reaches it, and not the workers that it will end
+    itself, and so that a signal to `pf` alone does the same.
+    """
     process = subprocess.Popen(
         command,
         cwd=environment["DAGSTER_HOME"],
         env=environment,
         umask=umask_for(Path(environment["DAGSTER_HOME"])),  # Dagster's databases and logs quote the site's logs
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        process_group=0,
     )
-    assert process.stdout is not None
     run = _Run()
-    try:
+
+    def read() -> None:
+        assert process.stdout is not None
         for line in process.stdout:
             said = read_line(line.rstrip("\n"))
             run.run_id = run.run_id or said.run_id
             view.receive(line.rstrip("\n"), said, days=days, row=row)
         run.exit_code = process.wait()
+
+    _at_work.add(process)
+    try:
+        read()
     except KeyboardInterrupt:
-        process.wait()  # the run has received Ctrl-C, too, and ends its own processes
+        view.interrupt()
+        view.say("interrupted: the run is ending (Ctrl-C again kills it)")
+        interrupt_runs()
+        try:
+            read()
+        except KeyboardInterrupt:
+            process.kill()  # its own processes end with it
+            process.wait()
         raise
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        _at_work.discard(process)
+        assert process.stdout is not None
+        process.stdout.close()
     return run
 
 
-def _failure(command: list[str], run: _Run, view: StagesView, home: str) -> PipelineError:
-    """Return the error of a run that failed, after the last lines of the stage that failed were printed."""
-    lines = view.last_lines()
-    if lines:
-        show(f"the last lines of its log ({view.log} has all):", err=True)
-    for line in lines:
-        show(f"  {line}", err=True)
+def interrupt_runs() -> None:
+    """Ask every run that this process has started to end, as Ctrl-C does."""
+    for process in list(_at_work):
+        process.send_signal(signal.SIGINT)
+
+
+def _sentence(run: _Run, view: StagesView, home: str) -> str:
     what = why_failed(home, run.run_id) if run.run_id else None
-    what = what or f"the run ended with exit code {run.exit_code} before an asset did; its log is {view.log}"
-    return PipelineError(what, f"to run it again: {shlex.join(['dagster', *command[3:]])}")
+    return what or f"the run ended with exit code {run.exit_code} before an asset did; its log is {view.log}"
 
 
 def prepare_instance(site_file: Path) -> None:

@@ -4,13 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import pyarrow as pa
-
 from pf_assets.assets.evaluation import read_evaluation
-from pf_assets.cli.output import show
+from pf_assets.cli.output import duration, show, show_wrapped
 from pf_assets.cli.releases import show_recommendations
 from pf_assets.cli.results import RESULTS, result_of
-from pf_assets.cli.stages import duration
 from pf_assets.metadata.evaluation import describe_index, describe_without_vector, label_baseline
 from pf_core.config.site import Site
 from pf_core.embeddings.snapshot import read_snapshot
@@ -38,11 +35,48 @@ def show_summary(site: Site, ds: str, seconds: float) -> None:
     if manifest is not None:
         show("\nHow good is it?", keep="\n", bold=True)
         for line in comparison_lines(manifest):
-            show(f"  {line}")
+            show_wrapped(line, indent="  ")
     user = varied_user(site, ds)
     if user is not None:
         show("\nOne user", keep="\n", bold=True)
         show_recommendations(site, user, k=NUM_SHOWN, recent=NUM_SHOWN)
+
+
+def summary_json(site: Site, ds: str, seconds: float) -> dict[str, Any]:
+    """Return the same as JSON: undefined figures are null."""
+    manifest = read_evaluation(site)
+    return {
+        "site": site.name,
+        "ds": ds,
+        "seconds": round(seconds, 1),
+        "directory": str(site.directory),
+        "results": {asset: line for asset in RESULTS if (line := result_of(site, ds, asset))},
+        "evaluation": None if manifest is None else evaluation_json(manifest),
+    }
+
+
+def evaluation_json(manifest: EvaluationManifest) -> dict[str, Any]:
+    """Return who was judged, how, and what followed."""
+    verdict = judge_baselines(manifest)
+    figures = {name: once_of(manifest, name) for name in manifest["summaries"]}
+    return {
+        "candidate": manifest["candidate"],
+        "cut_ds": manifest["cut_ds"],
+        "last_ds": manifest["last_ds"],
+        "is_champion": manifest["candidate_is_champion"],
+        "decision": decision_line(manifest),
+        "beats_baselines": verdict.passed,
+        "reason": verdict.reason,
+        "figures": {
+            name: {key: _number(once[key]) for key in ("recall_at_10", "discovery_at_10")}
+            for name, once in figures.items()
+        },
+        "oracles": [name for name in figures if name in ORACLES],
+    }
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 6)
 
 
 def comparison_lines(manifest: EvaluationManifest) -> list[str]:
@@ -105,7 +139,8 @@ def varied_user(site: Site, ds: str) -> str | None:
 
     Where pins have no interests it is one with many different pins.
     """
-    rows = read_snapshot(site, ds, 0, ["user_id", "computed_ds", "num_actions"]).to_pylist()
+    users = read_snapshot(site, ds, 0, ["user_id", "computed_ds", "num_actions"])
+    rows = [row | {"place": place} for place, row in enumerate(users.to_pylist())]
     if not rows:
         return None
     newest = max(row["computed_ds"] for row in rows)
@@ -115,7 +150,7 @@ def varied_user(site: Site, ds: str) -> str | None:
     )[-NUM_LOOKED_AT:]
     pins = read_pin_features(site, ds, ["pin_id", "interest"])
     interest = dict(zip(pins["pin_id"].to_pylist(), pins["interest"].to_pylist(), strict=True))
-    ids = pa.array([row["user_id"] for row in rows])
+    ids = users["user_id"].take([row["place"] for row in rows]).combine_chunks()
     found = read_bucket(timeline_state(site), ds, 0, ["pin_id"], user_ids=ids, newest=NUM_SHOWN).to_pylist()
     if not found:
         return str(rows[-1]["user_id"])

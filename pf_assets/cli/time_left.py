@@ -7,7 +7,7 @@ first stages show how fast this machine is in comparison.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pf_assets.cli.stages import Stage
+from pf_assets.cli.stage import Stage
 from pf_core.config.site import Site
 from pf_core.days import ds_range
 from pf_core.logs.partition import read_manifest
@@ -83,7 +83,6 @@ def seconds_left(stages: Sequence[Stage], expected: Mapping[str, float]) -> floa
         if stage.state == "waiting":
             left, is_any = left + guess, True
         elif stage.state == "running":
-            rate = stage.rate()
-            by_rate = None if rate is None or stage.amount is None else (stage.amount.total - stage.amount.done) / rate
+            by_rate = stage.units_left_s()
             left, is_any = left + (max(guess - stage.elapsed(), 1.0) if by_rate is None else by_rate), True
     return left if is_any else None

@@ -99,8 +99,10 @@ def run_ranks(
 
 
 def _threads(launch: LaunchConfig) -> int:
-    """Number of threads of each process: the site file's, or an equal share of the cores."""
-    return launch.threads_per_process or max(1, len(os.sched_getaffinity(0)) // launch.processes_per_node)
+    """Number of threads of each process: the site file's, the caller's OMP_NUM_THREADS, or a share of the cores."""
+    callers = os.environ.get("OMP_NUM_THREADS", "")
+    share = max(1, len(os.sched_getaffinity(0)) // launch.processes_per_node)
+    return launch.threads_per_process or (int(callers) if callers.isdecimal() and int(callers) else share)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -179,10 +179,14 @@ class Site(Strict):
 
 def load_site(path: Path, *, environment: Mapping[str, str]) -> Site:
     """Read and validate a site file. `${NAME}` is taken from `environment`; relative paths are relative to the file."""
+    if path.is_dir():
+        raise PipelineError(f"{path} is a folder", "name the site file in it")
     if not path.is_file():
         raise PipelineError(f"no site file at {path}", "set PF_SITE to the YAML file that describes your logs")
     try:
         content = _SiteLoader(path.read_text(encoding="utf-8"), environment, path).get_single_data()
+    except OSError as error:
+        raise PipelineError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise PipelineError(f"{path} is not UTF-8 text: {error}") from error
     except yaml.YAMLError as error:

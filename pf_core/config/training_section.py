@@ -30,7 +30,7 @@ class LaunchConfig(Strict):
     num_workers: int = Field(default=1, ge=0)
     """Number of processes of each rank that sample examples ahead of the step."""
     threads_per_process: int | None = Field(default=None, ge=1)
-    """CPU threads of a rank; by default its share of the cores."""
+    """CPU threads of a rank; by default the environment variable OMP_NUM_THREADS, or else its share of the cores."""
 
     @model_validator(mode="after")
     def _nodes_meet(self) -> "LaunchConfig":

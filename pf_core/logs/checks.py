@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from pf_core.check_result import CheckResult
 from pf_core.config.site import QualityConfig, Site
-from pf_core.days import ds_range, parse_ds, shift_ds
+from pf_core.days import days_text, ds_range, parse_ds, shift_ds
 from pf_core.logs.partition import RawManifest, ingested_days, read_manifest, rows_not_kept
 from pf_core.logs.readers import find_files
 
@@ -124,7 +124,7 @@ def judge_late_rows(site: Site, manifest: RawManifest) -> CheckResult:
         return CheckResult(ds, True, f"{sum(manifest['sent_to'].values()):,} rows of other days were received by them")
     days = [own_ds for own_ds, _ in waiting]
     reason = (
-        f"{sum(num_rows for _, num_rows in waiting):,} rows belong to {', '.join(days)}, ingested before they arrived; "
+        f"{sum(num_rows for _, num_rows in waiting):,} rows belong to {days_text(days)}, ingested before they arrived; "
         f"ingest them with: pf repair --since {ds} --until {ds}"
     )
     return CheckResult(ds, False, reason)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pf_core.config.site import Site
-from pf_core.days import ds_range, shift_ds
+from pf_core.days import days_text, ds_range, shift_ds
 from pf_core.embeddings.tables import (
     PinEmbeddingManifest,
     UserEmbeddingManifest,
@@ -150,7 +150,7 @@ def _stale_timelines(site: Site, ds: str) -> str | None:
         for log_ds, digest in sorted(manifest["raw_digests"].items())
         if log_ds >= since and read_manifest(site, log_ds) is not None and raw_digest(site, log_ds) != digest
     ]
-    return f"raw_actions changed on {', '.join(changed)}" if changed else None
+    return f"raw_actions changed on {days_text(changed)}" if changed else None
 
 
 def _stale_embeddings(site: Site, ds: str) -> str | None:

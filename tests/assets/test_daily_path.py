@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from pf_assets.cli import operations, releases
+from pf_assets.cli import operations, releases, status
 from pf_assets.cli.main import app
 from pf_assets.definitions import build_definitions
 from pf_assets.schedules import KEEP_MODEL, advise
@@ -256,12 +256,15 @@ def test_a_gap_names_the_command(instance: dg.DagsterInstance, daily_sites: Dail
 def use(site: Site, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     """`pf` on this site, its Dagster runs in this process and on this instance."""
 
-    def materialize(assets: str, days: list[str] | None = None, *, config: dict[str, Any] | None = None) -> None:
+    def materialize(
+        assets: str, days: list[str] | None = None, *, config: dict[str, Any] | None = None, **shown: Any
+    ) -> None:
         assert days is not None
         assert run(site, instance, days[0], days[-1], assets=tuple(assets.split(",")), config=config).success
 
     monkeypatch.setattr(operations, "current_site", lambda: site)
     monkeypatch.setattr(releases, "current_site", lambda: site)
+    monkeypatch.setattr(status, "current_site", lambda: site)
     monkeypatch.setattr(operations, "materialize", materialize)
 
 

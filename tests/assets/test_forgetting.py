@@ -48,7 +48,7 @@ def use(memory_instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("PF_LOCAL_DIR", str(tmp_path / "local"))
 
     def choose(site: Site) -> None:
-        def materialize(assets: str, days: list[str], *, config: dict[str, Any] | None = None) -> None:
+        def materialize(assets: str, days: list[str], *, config: dict[str, Any] | None = None, **shown: Any) -> None:
             assert run(site, memory_instance, days[0], days[-1], assets=tuple(assets.split(",")), config=config).success
 
         monkeypatch.setattr(operations, "current_site", lambda: site)

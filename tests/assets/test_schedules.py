@@ -2,9 +2,10 @@
 
 import dagster as dg
 
-from pf_assets.failures import reason_of
+from pf_assets.failures import reason_of, sentence_of
 from pf_assets.schedules import advise
 from pf_core.errors import PipelineError
+from pf_core.storage.locks import LockedError
 
 
 def test_the_remedy_of_an_error_is_part_of_the_advice() -> None:
@@ -23,3 +24,31 @@ def test_the_remedy_of_an_error_is_part_of_the_advice() -> None:
         "release failed: the store is full; free some space: rm -r old. The previous release keeps serving. When this "
         "is fixed, re-execute the run (or: pf repair --since 2026-01-01)."
     )
+
+
+def test_an_error_of_ours_is_told_and_not_what_caused_it() -> None:
+    @dg.asset
+    def raw_actions() -> None:
+        try:
+            raise OSError("incorrect header check")
+        except OSError as error:
+            raise LockedError("actions.csv.gz cannot be read", "restore the file") from error
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = dg.materialize([raw_actions], instance=instance, raise_on_error=False)
+        (failed,) = [event for event in result.all_events if event.is_step_failure]
+    assert reason_of(failed) == "actions.csv.gz cannot be read; restore the file"
+    assert sentence_of(result.all_events) == "raw_actions failed: actions.csv.gz cannot be read; restore the file"
+
+
+def test_a_check_that_blocks_says_itself_what_is_wrong() -> None:
+    @dg.asset_check(asset="raw_actions", blocking=True)
+    def volume_is_normal() -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=False, description="3 rows instead of 100")
+
+    @dg.asset
+    def raw_actions() -> None: ...
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = dg.materialize([raw_actions, volume_is_normal], instance=instance, raise_on_error=False)
+    assert sentence_of(result.all_events) == "raw_actions: the check volume_is_normal failed: 3 rows instead of 100"
