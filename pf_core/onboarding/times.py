@@ -36,6 +36,9 @@ _DATE = re.compile(r"(?P<a>\d{1,4})(?P<gap>[-/. ])(?P<b>\d{1,2}|[A-Za-z]{3,9})(?
 _NAMED = re.compile(r"(?P<month>[A-Za-z]{3,9}) (?P<day>\d{1,2})(?P<year>,? \d{4})?")
 _WEEKDAY = re.compile(r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*(?P<gap>,? )")
 _MONTHS = frozenset("jan feb mar apr may jun jul aug sep oct nov dec".split())
+_ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?\s*(Z|UTC|GMT|[+-]\d{2}:?(\d{2})?)?)?")
+_SINCE_1970 = {9: 1_000_000, 10: 1_000_000, 12: 1_000, 13: 1_000, 15: 1, 16: 1}
+"""Microseconds of a unit, by the number of digits of a number of that unit since 1970."""
 _COMPACT = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 
 
@@ -179,6 +182,13 @@ def _ways(column: Column) -> Iterator[TimeField]:
 def _zone_share(column: Column) -> float:
     has_zone = pc.match_substring_regex(column.distinct, _ZONE).to_numpy(zero_copy_only=False)
     return float(column.counts[has_zone].sum() / max(1, column.num_given))
+
+
+def looks_like_time(text: str) -> bool:
+    """Whether a text could be a time with its day: ISO 8601, a usual date, or a number since 1970."""
+    if text.isdigit() and len(text) in _SINCE_1970:
+        return EARLIEST_US <= int(text) * _SINCE_1970[len(text)] <= LATEST_US
+    return _ISO.fullmatch(text) is not None or any(True for _ in formats_of(text.strip()))
 
 
 def formats_of(text: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -204,6 +204,26 @@ def mapped(site: Site) -> Counter[tuple[str, str, datetime]]:
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(SPECS, forms())
+@example(
+    Spec(
+        seed=0,
+        num_rows=150,
+        num_days=15,
+        num_users=8,
+        num_pins=8,
+        user="user_id",
+        pin="item_id",
+        time="timestamp",
+        user_ids="int",
+        pin_ids="int",
+        times="half",
+        action=None,
+        kinds=["view", "purchase"],
+        extra=["price", "session_id", "title"],
+        order=0,
+    ),
+    {"kind": "csv", "delimiter": "~", "has_header": False, "is_compressed": False},
+)
 def test_a_log_comes_back_row_for_row_or_what_is_unsure_is_said(spec: Spec, form: dict[str, Any]) -> None:
     table = table_of(spec)
     with tempfile.TemporaryDirectory() as name:
