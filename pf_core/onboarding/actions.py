@@ -29,7 +29,10 @@ LEAST_MISSING = 0.002
 OTHER = "other"
 
 NAME_OF_CONSTANT = {
-    "purchase": frozenset("quantity qty invoice order basket price amount purchase sale sold checkout receipt".split()),
+    "purchase": frozenset(
+        "quantity qty invoice order ordered basket price amount purchase purchased bought sale sold checkout receipt "
+        "bestellnr bestellung rechnung preis menge".split()
+    ),
     "play": frozenset("play plays played track song artist album listen listens playlist stream".split()),
     "click": frozenset("click clicks clicked ctr".split()),
     "watch": frozenset("watch watches watched movie film video episode".split()),
@@ -63,7 +66,7 @@ def choose_mapping(columns: dict[str, Column], roles: Roles, file_names: str, no
         free = {name: column for name, column in free.items() if column not in flags}
     else:
         mapping = _constant(columns, free, file_names, skip, notes)
-    surface = find_surfaces(free)
+    surface = find_surfaces(free, roles)
     if surface:
         mapping.surface = surface[0].name
         beside = f"; also: {', '.join(each.name for each in surface[1:6])}" if len(surface) > 1 else ""
@@ -91,7 +94,7 @@ def _skip_rules(free: dict[str, Column], roles: Roles, notes: Notes) -> Iterator
         if share < LEAST_MISSING:
             continue
         instead = [other.name for other in free.values() if what == "user" and _could_be_user(other)]
-        beside = f"; {instead[0]} has a value in every row" if share > 0.5 and instead else ""
+        beside = f"; {instead[0]} has a value in every row, and could be the user instead" if instead else ""
         notes.hints.append(f"{percent(share)} of the rows have no {what} (column {column.name}): left out{beside}.")
         stand_ins = float(column.is_any(marks).mean()) if marks else 0.0
         if share > stand_ins + 1e-9:
@@ -309,8 +312,8 @@ def _is_number(text: str) -> bool:
 # Surface and duration
 
 
-def find_surfaces(free: dict[str, Column]) -> list[Column]:
-    """Return the columns that could be surfaces, the best first: few values, none missing."""
+def find_surfaces(free: dict[str, Column], roles: Roles) -> list[Column]:
+    """Return the columns that could be surfaces, the best first: few values, none missing, and not a page of a pin."""
     ranked = [
         (rank, column)
         for column in free.values()
@@ -318,6 +321,7 @@ def find_surfaces(free: dict[str, Column]) -> list[Column]:
         and column.num_given == column.num_rows
         and not column.has_fractions
         and not _is_flag(column)
+        and not (column.num_distinct > MAX_TYPES and is_of_the_pin(roles.pin, column))
         and (rank := words.rank_of(column.name, words.SURFACE)) is not None
     ]
     return [column for _, column in sorted(ranked, key=lambda each: each[0])]

@@ -52,7 +52,7 @@ def read_as_catalogue(group: Group, columns: dict[str, Column], roles: Roles) ->
         (column.name == roles.pin.name, _overlap(column, pins), column)
         for column in columns.values()
         if column.name != roles.user.name
-        and not (words.says(column.name, words.USER) and not words.says(column.name, words.ITEM))
+        and (column.name == roles.pin.name or not _is_of_others(column))
         and column.num_given
         and column.num_distinct >= UNIQUE * column.num_given
         and column.missing_share < LEAST_OVERLAP
@@ -70,6 +70,11 @@ def read_as_catalogue(group: Group, columns: dict[str, Column], roles: Roles) ->
         is_candidate=_is_candidate(others),
         vectors=group.layout.lists[0] if group.layout.lists else None,
     )
+
+
+def _is_of_others(column: Column) -> bool:
+    """Whether the name says ids of users or of rows, such as orders, and not of pins."""
+    return words.says(column.name, words.USER | words.ROW) and not words.says(column.name, words.ITEM)
 
 
 def _overlap(column: Column, pins: pa.Array) -> float:
