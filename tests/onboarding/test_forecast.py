@@ -19,6 +19,7 @@ from pf_core.onboarding.forecast import (
 from pf_core.onboarding.survey import describe_days, survey_log
 from pf_core.pins.features import pin_state
 from pf_core.timelines.build import timeline_state
+from pf_core.training.parts import rows
 from pf_core.training.plan import resolve_config
 from pf_core.training.training_set import latest_training_set, read_training_set_manifest
 from tests.support.shared import SharedSites
@@ -109,6 +110,10 @@ def test_the_time_is_near_what_was_measured() -> None:
         assert 0.75 < seconds_of(auto(), num_pins=num_pins, num_actions=num_actions) / seconds < 1.25
     half = auto().model_copy(update={"optimizer": auto().optimizer.model_copy(update={"num_steps": 100})})
     assert seconds_of(half, num_pins=0, num_actions=0) == seconds_of(auto(), num_pins=0, num_actions=0) / 2
+
+
+def test_a_day_of_training_needs_as_many_users_as_in_training() -> None:
+    assert forecast.MIN_ROWS == rows.MIN_ROWS
 
 
 @pytest.mark.parametrize(
