@@ -238,11 +238,14 @@ def too_few(survey: Survey, found: Training | None) -> PipelineError | None:
     """Return why training would stop on this log; None if it would not, or if a sample of a large log does not tell."""
     if not survey.plan.is_whole or (found is not None and found.is_enough):
         return None
-    days = survey.actions.rows_by_day()
+    days, timelines = survey.actions.rows_by_day(), survey.actions.timelines
+    is_back = timelines.ts[timelines.offsets[:-1]] // DAY_US < timelines.ts[timelines.offsets[1:] - 1] // DAY_US
+    once = f" ({percent(float(1 - is_back.mean()))} of the users have all actions on one day, as sessions have)"
     return PipelineError(
         f"the log is too small to train on: {counted(survey.actions.num_users, 'user')} and "
         f"{counted(survey.actions.num_actions, 'action')} on {counted(len(days), 'day')}, and on no day do {MIN_ROWS} "
         "training users have an action before it and a positive one after it"
+        + (once if 2 * is_back.sum() < len(is_back) else "")
         + (f", until {found.cut_ds}, where training ends" if found is not None else ""),
         "add days or users, or check source.positive and training.evaluation_days in the site file",
     )

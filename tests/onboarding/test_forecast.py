@@ -1,5 +1,7 @@
 """What `pf check` foresees equals what the pipeline makes of the same log."""
 
+from typing import Any
+
 import pytest
 
 from pf_core.config.site import Site
@@ -32,7 +34,7 @@ def site(shared_sites: SharedSites) -> Site:
     return shared_sites.get("tiny-world", make_tiny_site)
 
 
-def with_auto(site: Site, **changes: object) -> Site:
+def with_auto(site: Site, **changes: Any) -> Site:
     training = TrainingConfig(
         evaluation_days=site.training.evaluation_days, held_out_share=site.training.held_out_share, **changes
     )
@@ -48,7 +50,7 @@ def test_rows_users_and_pins_are_those_of_a_run(site: Site) -> None:
     assert survey.actions.num_actions == sum(manifest["counts"]["kept"] for manifest in days)
     assert survey.num_duplicates == sum(manifest["counts"]["duplicates"] for manifest in days) > 0
     assert survey.tally.num_rejected > 0
-    assert survey.actions.num_users == timeline_state(site).require(last)["counts"]["users"]
+    assert survey.actions.num_users == timeline_state(site).require(str(last))["counts"]["users"]
     assert "none without rows" in describe_days(site, survey)
 
 
@@ -92,7 +94,7 @@ def test_the_pins_of_the_files_are_counted(site: Site) -> None:
     assert users.startswith(f"users: {survey.actions.num_users:,}, all with an action until {site.end_ds}")
     assert "`on_homefeed` does not say that they may be recommended" in pins
     assert known.dim > 0
-    assert 0 < known.num_candidates <= known.num <= pin_state(site).require(site.end_ds)["counts"]["pins"]
+    assert 0 < known.num_candidates <= known.num <= pin_state(site).require(str(site.end_ds))["counts"]["pins"]
 
 
 def test_large_files_of_pins_are_not_read(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,3 +254,39 @@ def test_many_rows_without_an_item(tmp_path: Path) -> None:
     _, output, checked = accepted(csv_of(tmp_path / "a", "visitor_id,article_id,page_type,timestamp", line), tmp_path)
     assert "70 % of the rows have no pin (column article_id): left out" in output
     assert "2,400 read: 720 kept" in checked
+
+
+def test_a_table_of_users_is_no_catalogue(tmp_path: Path) -> None:
+    """As in MovieLens 1M: users and films are 1, 2, 3, no column has a name, and the films are not in UTF-8."""
+    lines = [f"{1 + row.user}::{1 + row.pin}::{1 + row.number % 5}::{int(row.at.timestamp())}" for row in ROWS]
+    write_lines(tmp_path / "logs" / "ratings.dat", lines)
+    write_lines(tmp_path / "logs" / "users.dat", [f"{1 + user}::F::25::{user % 9}" for user in range(40)])
+    films = [f"{1 + pin}::Misérables {pin}::Drama" for pin in range(64)]
+    write_lines(tmp_path / "logs" / "movies.dat", films, encoding="latin-1")
+    _, output, checked = accepted(tmp_path / "logs", tmp_path)
+    assert "catalogue  none" in checked
+    assert "is a row: malformed: not valid UTF-8; convert the files to UTF-8" in output
+    write_lines(tmp_path / "logs" / "movies.dat", films)
+    (tmp_path / "site.yaml").unlink()
+    _, output, checked = accepted(tmp_path / "logs", tmp_path)
+    assert "catalogue  movies.dat, column column_1: 100 % of the log's pins" in output
+    assert "catalogue  64 pins, with all of those of the log" in checked
+
+
+def test_sessions_instead_of_users_are_refused_with_what_was_guessed(tmp_path: Path) -> None:
+    logs = csv_of(tmp_path / "a", "session_id,item_id,ts", lambda r: f"{r.number // 4},{r.pin},{r.at.timestamp():.0f}")
+    code, output = init(logs, tmp_path / "out")
+    assert code == 1
+    assert "  user       session_id: 600 integers" in output
+    assert "of the users have all actions on one day, as sessions have" in output
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_time_that_names_a_zone_is_taken(tmp_path: Path) -> None:
+    logs = csv_of(
+        tmp_path / "a",
+        "user_id,video_id,time,timestamp",
+        lambda r: f"{r.user},{r.pin},{r.at + timedelta(hours=8):%Y-%m-%d %H:%M:%S},{r.at.timestamp():.0f}",
+    )
+    found, _, _ = accepted(logs, tmp_path)
+    assert found["ts"] == {"column": "timestamp", "unit": "s"}
