@@ -1,5 +1,6 @@
 """`pf check`: shows what a site file makes of its logs, and ends with an error if a run would fail on them."""
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,8 +16,15 @@ from pf_core.errors import PipelineError
 from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.logs.preview import names_without_rows, refuse_pins, refuse_rejects, refuse_without_positive, shown
 from pf_core.logs.training_users import read_training_users
-from pf_core.onboarding.forecast import describe_embedded, describe_pin_files, describe_training, read_pins
+from pf_core.onboarding.forecast import (
+    KnownPins,
+    describe_embedded,
+    describe_pin_files,
+    describe_training,
+    read_pins,
+)
 from pf_core.onboarding.questions import counted
+from pf_core.onboarding.report import report_of
 from pf_core.onboarding.survey import (
     NAMED_DAYS,
     Survey,
@@ -39,17 +47,30 @@ def check(
     ] = None,
     ds: Annotated[str | None, typer.Option(help="read only the files of this day of a dated log")] = None,
     rows: Annotated[int, typer.Option(help="number of mapped rows to print")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, with the problems in it")] = False,
 ) -> None:
     """Show what a site file makes of your logs, without writing anything; an error if a run would fail on them."""
     site = load_site(site_file or own_site_path(os.environ), environment=os.environ)
     survey = survey_log(site, ds, shown_actions=rows)
-    day = ds or site.start_ds
-    show(f"{site.log_root}: {survey.plan}")
-    answer("rows", describe_rows(site, survey))
-    for row in survey.tally.first_actions:
-        answer("", ["  ".join(f"{name}={_short(value)}" for name, value in row.items())])
-    for warning in [*names_without_rows(site, survey.tally), *_missing_files(site)]:
-        answer("warning", [warning])
+    warnings = [*names_without_rows(site, survey.tally), *_missing_files(site)]
+    if not as_json:
+        print_rows(site, survey, warnings)
+    problems = problems_of(site, ds or site.start_ds, survey)
+    if not survey.tally.num_read and ds is None:  # a single day may have no rows
+        problems.append(f"the log has no rows: {survey.plan} in {site.log_root}; restore it, or fix `actions.path`")
+    known = read_pins(site, survey.actions) if survey.actions.num_actions and not problems else None
+    if survey.actions.num_actions and not (problems or as_json):
+        print_answers(site, survey, known)
+    if as_json:
+        report = report_of(site, survey, known) | {"warnings": warnings, "problems": problems}
+        show(json.dumps(report, indent=1), keep="\n")
+        raise SystemExit(1 if problems else 0)
+    if problems:
+        fail("\n".join(problems))
+
+
+def problems_of(site: Site, day: str, survey: Survey) -> list[str]:
+    """Return why a run would fail on the logs."""
     problems: list[str] = []
     examinations: list[Callable[[], Any]] = [
         partial(refuse_rejects, site, day, survey.tally),
@@ -63,10 +84,17 @@ def check(
             examine()
         except PipelineError as error:
             problems.append(str(error))
-    if survey.actions.num_actions and not problems:
-        print_answers(site, survey)
-    if problems:
-        fail("\n".join(problems))
+    return problems
+
+
+def print_rows(site: Site, survey: Survey, warnings: Sequence[str]) -> None:
+    """Print what was read, what becomes of the rows, and the first of them as they are mapped."""
+    show(f"{site.log_root}: {survey.plan}")
+    answer("rows", describe_rows(site, survey))
+    for row in survey.tally.first_actions:
+        answer("", ["  ".join(f"{name}={_short(value)}" for name, value in row.items())])
+    for warning in warnings:
+        answer("warning", [warning])
 
 
 def _missing_files(site: Site) -> list[str]:
@@ -80,9 +108,8 @@ def _missing_files(site: Site) -> list[str]:
     ]
 
 
-def print_answers(site: Site, survey: Survey) -> None:
+def print_answers(site: Site, survey: Survey, known: KnownPins | str | None) -> None:
     """Print who and what the log has, and what will become of it."""
-    known = read_pins(site, survey.actions)
     answer("positive", [describe_positive(site, survey)])
     answer("days", [describe_days(site, survey)])
     answer("users", [describe_users(survey)])

@@ -28,7 +28,11 @@ def init(
         fail(f"{target} exists, and pf init overwrites nothing; delete it, or give another folder with --out")
     is_asking = not yes and sys.stdin.isatty() and sys.stdout.isatty()
     draft = draft_site(logs, catalogue, ask if is_asking else lambda question: question.default)
-    draft = tried(draft)
+    try:
+        draft = tried(draft)
+    except PipelineError:
+        _print_draft(draft)  # what was guessed may be why
+        raise
     text = site_text(draft, out)
     _print_draft(draft)
     if draft.notes.unsure and not (yes or is_asking):

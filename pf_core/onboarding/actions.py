@@ -17,11 +17,10 @@ from pf_core.onboarding import words
 from pf_core.onboarding.columns import Column, describe_column
 from pf_core.onboarding.questions import Notes, Question, percent
 from pf_core.onboarding.roles import Roles
+from pf_core.onboarding.surface import find_duration, find_surfaces, unit_of
 from pf_core.onboarding.times import UNITS
 
 MAX_TYPES = 50
-
-MAX_SURFACES = 100
 
 LEAST_MISSING = 0.002
 """Rows without a user or pin are left out by a rule from this share on; fewer are quarantined."""
@@ -29,7 +28,10 @@ LEAST_MISSING = 0.002
 OTHER = "other"
 
 NAME_OF_CONSTANT = {
-    "purchase": frozenset("quantity qty invoice order basket price amount purchase sale sold checkout receipt".split()),
+    "purchase": frozenset(
+        "quantity qty invoice order ordered basket price amount purchase purchased bought sale sold checkout receipt "
+        "bestellnr bestellung rechnung preis menge".split()
+    ),
     "play": frozenset("play plays played track song artist album listen listens playlist stream".split()),
     "click": frozenset("click clicks clicked ctr".split()),
     "watch": frozenset("watch watches watched movie film video episode".split()),
@@ -63,7 +65,7 @@ def choose_mapping(columns: dict[str, Column], roles: Roles, file_names: str, no
         free = {name: column for name, column in free.items() if column not in flags}
     else:
         mapping = _constant(columns, free, file_names, skip, notes)
-    surface = find_surfaces(free)
+    surface = find_surfaces(free, roles)
     if surface:
         mapping.surface = surface[0].name
         beside = f"; also: {', '.join(each.name for each in surface[1:6])}" if len(surface) > 1 else ""
@@ -71,7 +73,7 @@ def choose_mapping(columns: dict[str, Column], roles: Roles, file_names: str, no
         free.pop(surface[0].name)
     duration = find_duration(free, roles)
     if duration is not None:
-        unit, reason = _unit_of(duration)
+        unit, reason = unit_of(duration)
         mapping.duration_s = {"column": duration.name, "unit": unit}
         notes.guessed["duration_s"] = reason
     return mapping
@@ -91,7 +93,7 @@ def _skip_rules(free: dict[str, Column], roles: Roles, notes: Notes) -> Iterator
         if share < LEAST_MISSING:
             continue
         instead = [other.name for other in free.values() if what == "user" and _could_be_user(other)]
-        beside = f"; {instead[0]} has a value in every row" if share > 0.5 and instead else ""
+        beside = f"; {instead[0]} has a value in every row, and could be the user instead" if instead else ""
         notes.hints.append(f"{percent(share)} of the rows have no {what} (column {column.name}): left out{beside}.")
         stand_ins = float(column.is_any(marks).mean()) if marks else 0.0
         if share > stand_ins + 1e-9:
@@ -127,7 +129,7 @@ def find_action_type(free: dict[str, Column]) -> Column | None:
 
 
 def _type_score(column: Column) -> float:
-    if not 2 <= column.num_distinct <= MAX_TYPES or column.has_fractions or _is_flag(column):
+    if not 2 <= column.num_distinct <= MAX_TYPES or column.has_fractions or column.is_flag:
         return 0.0
     known = words.STRONG_ACTIONS | words.USES | words.AGAINST | words.SHOWN
     is_known = [bool(words.value_words(value) & known) for value in column.top(MAX_TYPES)]
@@ -192,10 +194,6 @@ def _positive(types: Sequence[str], shares: str, notes: Notes) -> list[str]:
 # Flags: a column of 0 and 1 for each kind of action
 
 
-def _is_flag(column: Column) -> bool:
-    return set(column.top(3)) <= {"0", "1"} or {value.lower() for value in column.top(3)} <= {"true", "false"}
-
-
 def find_flags(free: dict[str, Column]) -> list[Column]:
     """Return the columns of 0 and 1 that say what the user did, the rarest first, those against a pin before them."""
     known = words.STRONG_ACTIONS | words.USES | words.AGAINST
@@ -203,7 +201,7 @@ def find_flags(free: dict[str, Column]) -> list[Column]:
         column
         for column in free.values()
         if column.num_distinct == 2
-        and _is_flag(column)
+        and column.is_flag
         and words.value_words(column.name) & known
         and not words.says(column.name, words.NO_ACTION)
     ]
@@ -304,56 +302,3 @@ def _is_number(text: str) -> bool:
         return math.isfinite(float(text))
     except ValueError:
         return False
-
-
-# Surface and duration
-
-
-def find_surfaces(free: dict[str, Column]) -> list[Column]:
-    """Return the columns that could be surfaces, the best first: few values, none missing."""
-    ranked = [
-        (rank, column)
-        for column in free.values()
-        if 2 <= column.num_distinct <= MAX_SURFACES
-        and column.num_given == column.num_rows
-        and not column.has_fractions
-        and not _is_flag(column)
-        and (rank := words.rank_of(column.name, words.SURFACE)) is not None
-    ]
-    return [column for _, column in sorted(ranked, key=lambda each: each[0])]
-
-
-def find_duration(free: dict[str, Column], roles: Roles) -> Column | None:
-    """Return the column that says how long an action took; the length of a video is one of the pin, and none of it."""
-    named = []
-    for column in free.values():
-        own = set(words.words_of(column.name))
-        is_named = bool(own & words.DURATION and own & words.LENGTH) or "duration" in own or "dwell" in own
-        is_time = column.is_number and column.num_distinct > 2 and column.numbers.min() >= 0
-        if is_named and is_time and not is_of_the_pin(roles.pin, column):
-            named.append((not own & words.DURATION, -column.num_distinct, column))
-    return min(named, key=lambda each: each[:2])[2] if named else None
-
-
-def is_of_the_pin(pin: Column, column: Column) -> bool:
-    """Whether nearly all pins with several rows have one value of the column."""
-    pair = np.unique(np.stack([pin.codes, column.codes]), axis=1)[0]
-    several = np.flatnonzero(np.bincount(pin.codes[pin.codes >= 0]) > 1)
-    if not len(several):
-        return False
-    values = np.bincount(pair[pair >= 0], minlength=int(several.max()) + 1)[several]
-    return bool((values == 1).mean() > 0.9)
-
-
-def _unit_of(column: Column) -> tuple[str, str]:
-    own = set(words.words_of(column.name))
-    order = np.argsort(column.numbers)
-    middle = np.searchsorted(np.cumsum(column.counts[order]), column.num_given / 2)
-    median = column.numbers[order][middle]
-    shown = f"median {median:,.4g}, at most {column.numbers.max():,.4g}"
-    if own & {"ms", "msec", "millis", "milliseconds"}:
-        return "ms", f"{shown}; its name says ms"
-    if own & {"s", "sec", "secs", "seconds"}:
-        return "s", f"{shown}; its name says s"
-    is_ms = median > 3600
-    return ("ms", f"{shown}: as seconds, more than an hour") if is_ms else ("s", f"{shown}: seconds, as ms hardly one")

@@ -52,10 +52,11 @@ def read_as_catalogue(group: Group, columns: dict[str, Column], roles: Roles) ->
         (column.name == roles.pin.name, _overlap(column, pins), column)
         for column in columns.values()
         if column.name != roles.user.name
-        and not (words.says(column.name, words.USER) and not words.says(column.name, words.ITEM))
+        and (column.name == roles.pin.name or not _is_of_others(column))
         and column.num_given
         and column.num_distinct >= UNIQUE * column.num_given
         and column.missing_share < LEAST_OVERLAP
+        and not _has_users(column, roles)
     ]
     best = max(found, key=lambda each: each[:2], default=None)
     if best is None or best[1] < LEAST_OVERLAP:
@@ -70,6 +71,24 @@ def read_as_catalogue(group: Group, columns: dict[str, Column], roles: Roles) ->
         is_candidate=_is_candidate(others),
         vectors=group.layout.lists[0] if group.layout.lists else None,
     )
+
+
+def _is_of_others(column: Column) -> bool:
+    """Whether the name says ids of users or of rows, such as orders, and not of pins."""
+    return words.says(column.name, words.USER | words.ROW) and not words.says(column.name, words.ITEM)
+
+
+def _has_users(column: Column, roles: Roles) -> bool:
+    """Whether a column whose name does not say pins has the log's users rather than its pins: both may be 1, 2, 3."""
+    if column.name == roles.pin.name or words.says(column.name, words.ITEM):
+        return False
+    return _likeness(column.distinct, roles.user.distinct) > _likeness(column.distinct, roles.pin.distinct)
+
+
+def _likeness(one: pa.Array, other: pa.Array) -> float:
+    """Return the share of the values of either that both have."""
+    both = int(pc.is_in(one, other).to_numpy(zero_copy_only=False).sum())
+    return both / max(1, len(one) + len(other) - both)
 
 
 def _overlap(column: Column, pins: pa.Array) -> float:

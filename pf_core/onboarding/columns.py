@@ -102,6 +102,11 @@ class Column:
         """Whether hardly any value comes twice."""
         return self.num_given > 1 and self.num_distinct > 0.98 * self.num_given
 
+    @property
+    def is_flag(self) -> bool:
+        """Whether the values are 0 and 1, or true and false."""
+        return set(self.top(3)) <= {"0", "1"} or {value.lower() for value in self.top(3)} <= {"true", "false"}
+
     def top(self, number: int) -> list[str]:
         """Return the most frequent values."""
         return list(self.distinct[:number].to_pylist())

@@ -136,8 +136,15 @@ def _choose_zone(log: Log, notes: Notes) -> str:
         notes.hints.append(
             f"{percent(time.zone_share)} of the times name a time zone; the others are those of `timezone`, or UTC."
         )
-    evidence = f"the times name none; read as UTC, {quietest_hour(time.us)}"
-    question = Question(text="In which time zone are the times?", evidence=evidence, default="UTC", accepts=is_timezone)
+    default, evidence = "UTC", f"the times name none; read as UTC, {quietest_hour(time.us)}"
+    for column in log.columns.values():
+        if column.num_given and all("/" in value and is_timezone(value) for value in column.top(20)):
+            default = column.top(1)[0]
+            share = percent(float(column.counts[0] / column.num_rows))
+            evidence = f"column {column.name} says {default} in {share} of the rows"
+    question = Question(
+        text="In which time zone are the times?", evidence=evidence, default=default, accepts=is_timezone
+    )
     zone = notes.ask(question)
     notes.guessed["timezone"] = evidence
     return zone

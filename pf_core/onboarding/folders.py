@@ -20,6 +20,15 @@ MAX_FILES = 100_000
 OPENED_OF_A_NAME = 5
 """Files of the same name, numbers aside, that are opened to see whether they have the same columns."""
 
+SHARED = 0.75
+"""Files of other names are one table if they share more than this share of their columns."""
+
+SHARED_IN_A_NAME = 0.5
+"""Files of one name, numbers aside, may share fewer: logs get columns over the years."""
+
+_NUMBERS = re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{8,}(?![0-9A-Za-z])|\d+")
+"""What numbers the files of one name: digits, and hexadecimal numbers such as the parts of a UUID."""
+
 _DATE = re.compile(r"(?<!\d)\d{4}-\d{2}-\d{2}(?!\d)")
 
 
@@ -92,7 +101,7 @@ def group_files(files: Sequence[Path]) -> tuple[list[Group], list[PipelineError]
     """Return groups of files with the same columns, the largest first, and why files belong to none."""
     by_name: dict[str, list[Path]] = {}
     for file in files:
-        by_name.setdefault(re.sub(r"\d+", "#", str(file)), []).append(file)
+        by_name.setdefault(_NUMBERS.sub("#", str(file)), []).append(file)
     groups: list[Group] = []
     refused: list[PipelineError] = []
     for named in by_name.values():
@@ -116,16 +125,16 @@ def _opened(files: Sequence[Path]) -> tuple[list[Group], list[PipelineError]]:
     refused: list[PipelineError] = []
     for file in files:
         try:
-            _add(groups, Group(layout=layout_of(file), files=[file]))
+            _add(groups, Group(layout=layout_of(file), files=[file]), least_shared=SHARED_IN_A_NAME)
         except PipelineError as error:
             refused.append(error)
     return groups, refused
 
 
-def _add(groups: list[Group], group: Group) -> None:
+def _add(groups: list[Group], group: Group, *, least_shared: float = SHARED) -> None:
     """Add a group to the one with the same columns, if there is one."""
     for index, known in enumerate(groups):
-        if known.layout.is_like(group.layout):
+        if known.layout.is_like(group.layout, least_shared=least_shared):
             layout = known.layout.joined(group.layout)
             groups[index] = Group(layout=layout, files=sorted({*known.files, *group.files}))
             return

@@ -16,12 +16,13 @@ import pyarrow.compute as pc
 
 from pf_core.config.site import Site
 from pf_core.config.training import TrainConfig
-from pf_core.days import ds_start_us, shift_ds
+from pf_core.days import DAY_US, ds_start_us, shift_ds
+from pf_core.errors import PipelineError
 from pf_core.logs.readers import find_files
 from pf_core.logs.routing import day_number
 from pf_core.logs.sample import size_text
 from pf_core.logs.training_users import TrainingUsers, read_training_users
-from pf_core.onboarding.questions import percent
+from pf_core.onboarding.questions import counted, percent
 from pf_core.onboarding.survey import Actions, Survey
 from pf_core.pins.catalogue import Catalogue
 from pf_core.pins.inputs import read_described_pins, undated_files
@@ -35,6 +36,9 @@ MAX_PIN_BYTES = 64 << 20
 
 FIXED_S, PIN_S, ACTION_S = 35.0, 0.6e-3, 10e-6
 """Seconds of a training of 200 steps: at least, for each pin, and for each action."""
+
+MIN_ROWS = 4
+"""Users that a day of training needs: that of training/parts/rows.py, which imports torch."""
 
 FITTED_STEPS = 200
 
@@ -166,6 +170,8 @@ class Training:
     num_pins: int
     config: TrainConfig
     chosen: list[Choice]
+    is_enough: bool
+    """Whether a day has users who can train."""
 
 
 def foresee_training(site: Site, survey: Survey, known: KnownPins | str | None) -> Training | None:
@@ -214,6 +220,37 @@ def foresee_training(site: Site, survey: Survey, known: KnownPins | str | None) 
         num_pins=num_pins,
         config=config,
         chosen=chosen,
+        is_enough=_can_train(train, config.parts.window_days if config.parts is not None else 1),
+    )
+
+
+def _can_train(train: Timelines, window_days: int) -> bool:
+    """Whether on some day MIN_ROWS users have an action before it, and a positive one in the window that it begins."""
+    user, _ = ragged(np.diff(train.offsets))
+    day = train.ts // DAY_US
+    first = day[train.offsets[:-1]]  # timelines are in the order of time
+    user, day = user[train.is_positive], day[train.is_positive]
+    for start in range(int(first.min()) + 1, int(train.ts.max() // DAY_US) + 1):
+        inside = (day >= start) & (day < start + window_days) & (first[user] < start)
+        if len(np.unique(user[inside])) >= MIN_ROWS:
+            return True
+    return False
+
+
+def too_few(survey: Survey, found: Training | None) -> PipelineError | None:
+    """Return why training would stop on this log; None if it would not, or if a sample of a large log does not tell."""
+    if not survey.plan.is_whole or (found is not None and found.is_enough):
+        return None
+    days, timelines = survey.actions.rows_by_day(), survey.actions.timelines
+    is_back = timelines.ts[timelines.offsets[:-1]] // DAY_US < timelines.ts[timelines.offsets[1:] - 1] // DAY_US
+    once = f" ({percent(float(1 - is_back.mean()))} of the users have all actions on one day, as sessions have)"
+    return PipelineError(
+        f"the log is too small to train on: {counted(survey.actions.num_users, 'user')} and "
+        f"{counted(survey.actions.num_actions, 'action')} on {counted(len(days), 'day')}, and on no day do {MIN_ROWS} "
+        "training users have an action before it and a positive one after it"
+        + (once if 2 * is_back.sum() < len(is_back) else "")
+        + (f", until {found.cut_ds}, where training ends" if found is not None else ""),
+        "add days or users, or check source.positive and training.evaluation_days in the site file",
     )
 
 
@@ -245,14 +282,20 @@ def describe_training(site: Site, survey: Survey, known: KnownPins | str | None)
         machine = ", made for GPUs" if preset == "paper" else ""
         return [f"preset {preset}{machine}: its settings do not depend on the log (pf_core/config/training.py)"]
     found = foresee_training(site, survey, known)
+    if (problem := too_few(survey, found)) is not None:
+        return [f"would stop: {problem}"]
     if found is None:
         return ["preset auto: no action of a training user lies before the evaluation days; give more days"]
-    judged = f"{found.evaluation_days} days after it judge the model" if found.evaluation_days else "no day judges it"
+    judged = "no day judges it"
+    if found.evaluation_days:
+        verb = "judges" if found.evaluation_days == 1 else "judge"
+        judged = f"{counted(found.evaluation_days, 'day')} after it {verb} the model"
     trained_on = f"about {found.num_actions:,} actions of {found.num_users:,} users until {found.cut_ds}"
     lines = [f"preset auto, on {trained_on}; {judged}"]
     for choice in found.chosen:
         if choice["setting"] in SHOWN_CHOICES:
-            value = {True: "on", False: "off"}.get(choice["value"], choice["value"])
+            value = choice["value"]
+            value = ("on" if value else "off") if isinstance(value, bool) else value
             lines.append(f"{choice['setting'].removeprefix('parts.').replace('_', ' ')} {value}: {choice['reason']}")
     seconds = seconds_of(found.config, num_pins=found.num_pins, num_actions=found.num_actions)
     again = ", and as long again to refit it until the last day" if site.training.refit else ""

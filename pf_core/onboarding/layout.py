@@ -19,11 +19,17 @@ from pf_core.config.files import Files
 from pf_core.errors import PipelineError
 from pf_core.logs.lines import BYTE_ORDER_MARK, COMPRESSION, open_text
 from pf_core.logs.parquet_columns import leaf_names, with_leaves
+from pf_core.logs.remedies import file_remedy
 from pf_core.onboarding.separators import CONSISTENT, find_separator, has_header, starts_with_digit
 
 HEAD_BYTES = 1 << 16
 
 MAX_LINES = 500
+
+REMARK = re.compile(r"\s*(#|%|//)")
+"""How a line begins that is no row, above the others."""
+
+MAX_REMARKS = 20
 
 MAX_DEPTH = 4
 """Depth of objects within a JSON line that are looked into."""
@@ -61,26 +67,30 @@ class Layout:
     """Columns with lists of numbers, which may be vectors."""
     nested: tuple[str, ...] = ()
     """Columns with other lists, which are not read."""
+    partial: tuple[str, ...] = ()
+    """Columns that some of the files do not have, which are not read."""
     kinds: tuple[str, ...] = ()
     """For CSV without a header, whether each column has numbers (1) or text (a)."""
     evidence: str
     """Why it is read like this."""
 
-    def is_like(self, other: "Layout") -> bool:
-        """Whether files of both can be read as one table."""
+    def is_like(self, other: "Layout", *, least_shared: float) -> bool:
+        """Whether files of both can be read as one table: more than this share of their columns have the same names."""
         own, its = self.files, other.files
         if (own.file_format, own.delimiter) != (its.file_format, its.delimiter):
             return False
         if self.kinds or other.kinds:
             return self.kinds == other.kinds
         shared = set(self.columns) & set(other.columns)
-        return len(shared) > 0.75 * len(set(self.columns) | set(other.columns))
+        return len(shared) > least_shared * len(set(self.columns) | set(other.columns))
 
     def joined(self, other: "Layout") -> "Layout":
         """Return the layout of files of both: JSON lines have the keys of all, tables the columns that all have."""
         if self.files.file_format == "jsonl":
             return replace(self, columns=tuple(dict.fromkeys([*self.columns, *other.columns])))
-        return replace(self, columns=tuple(name for name in self.columns if name in other.columns))
+        columns = tuple(name for name in self.columns if name in other.columns)
+        known = {*self.columns, *other.columns, *self.partial, *other.partial}
+        return replace(self, columns=columns, partial=tuple(sorted(known - {*columns})))
 
 
 def layout_of(path: Path) -> Layout:
@@ -102,10 +112,16 @@ def layout_of(path: Path) -> Layout:
             raise PipelineError(
                 f"{path} is a link to a file that does not exist", "restore the file or remove the link"
             ) from error
-        raise PipelineError(f"{path} cannot be read: {error}", "restore it, or leave it out") from error
+        raise PipelineError(f"{path} cannot be read: {error}", _remedy(path, error)) from error
     if codec := COMPRESSION.get(path.suffix):
         _refuse_binary(path, head, f"{codec} of ")
     return _text_layout(path, head, is_all)
+
+
+def _remedy(path: Path, error: Exception) -> str:
+    """Return what to do about a file that cannot be read."""
+    codec = COMPRESSION.get(path.suffix)
+    return "restore it, or leave it out" if codec is None else f"{file_remedy(path, codec, error)}, or leave it out"
 
 
 def _refuse_binary(path: Path, start: bytes, prefix: str = "") -> None:
@@ -154,6 +170,8 @@ def _text_layout(path: Path, head: bytes, is_all: bool) -> Layout:
         raise PipelineError(f"{path} holds binary data, not a log", "name files of CSV, JSON lines or Parquet")
     text = head.removeprefix(BYTE_ORDER_MARK).decode("utf-8", "replace")
     lines = [line for line in re.split(r"\r\n|\n|\r", text)[: None if is_all else -1] if line]
+    if len(lines) < 2 and re.match(r"\[\s*\{", text.lstrip()):
+        raise PipelineError(f"{path} is one JSON array", "write one object in each line, for example with: jq -c '.[]'")
     if not lines:
         what = "has no line" if is_all else f"has no end of a line in its first {HEAD_BYTES:,} bytes"
         raise PipelineError(f"{path} {what}", "name files of CSV, JSON lines or Parquet")
@@ -176,7 +194,7 @@ def _json_layout(path: Path, lines: Sequence[str], text: str) -> Layout | None:
             nested=tuple(key for key, value in keys.items() if isinstance(value, list) and not _is_numbers(value)),
             evidence=f"JSON lines with {len(keys)} keys",
         )
-    if re.match(r"\[\s*\{", text):
+    if re.match(r"\[\s*\{", text):  # over several lines
         raise PipelineError(f"{path} is one JSON array", "write one object in each line, for example with: jq -c '.[]'")
     if re.match(r'\{\s*(\n|")', text):
         raise PipelineError(
@@ -210,6 +228,9 @@ def values_of(row: dict[str, Any], prefix: str = "", depth: int = 1) -> Iterator
 
 def _csv_layout(path: Path, lines: Sequence[str]) -> Layout:
     found = find_separator(lines)
+    num_remarks = next((place for place, line in enumerate(lines) if not REMARK.match(line)), 0)
+    if found is None or num_remarks > 1:  # a single one may be the header
+        _refuse_first_lines(path, lines, max(1, num_remarks))
     if found is None:
         if _spans_lines(lines):
             raise PipelineError(
@@ -240,8 +261,22 @@ def _csv_layout(path: Path, lines: Sequence[str]) -> Layout:
     return Layout(files=files, columns=columns, kinds=kinds, evidence=f"{named}; the first line has values, no names")
 
 
+def _refuse_first_lines(path: Path, lines: Sequence[str], least: int) -> None:
+    """Raise a PipelineError if the lines are a table without the first ones."""
+    for place in range(least, min(MAX_REMARKS, len(lines) - 3)):
+        found = find_separator(lines[place:])
+        if found is not None and len(found[2]) > 2 and len(found[2][0]) > 2:
+            which = "the first line is" if place == 1 else f"the first {place} lines are"
+            raise PipelineError(
+                f"{path} has a table, but {which} not of it: {lines[0][:80]!r}",
+                f"leave out what is above the table, for example with: tail -n +{place + 1}",
+            )
+
+
 def _spans_lines(lines: Sequence[str]) -> bool:
     """Whether the lines are a table if quoted values may contain the end of a line."""
+    if not any(line.count('"') % 2 for line in lines):
+        return False
     for delimiter in (",", ";", "\t"):
         rows = list(csv.reader((f"{line}\n" for line in lines), delimiter=delimiter))
         usual, num_rows = Counter(map(len, rows)).most_common(1)[0]

@@ -15,6 +15,8 @@ from pf_core.onboarding.times import TimeColumn
 MAX_GROUPS = 30
 """Groups of files that are read, the largest first."""
 
+NOT_READ = "one of many groups of files, and not read"
+
 SIMILAR = 1.0
 """Groups whose likeness to a log differs by less are told apart by their size, and a person is asked."""
 
@@ -62,12 +64,14 @@ def find_log(groups: Sequence[Group], refused: Sequence[PipelineError], notes: N
             "write one row for each action in them",
         ) from error
     notes.guessed["path"] = group.layout.evidence
+    if group.layout.partial:
+        notes.hints.append(f"Columns that some files do not have are not read: {', '.join(group.layout.partial)}.")
     return _with_names(Log(sampled, columns, roles)), strangers
 
 
 def _choose_group(groups: Sequence[Group], notes: Notes) -> tuple[Group, list[Stranger]]:
     """Return the group that is most like a log, and the others."""
-    strangers = [Stranger(group, "one of many groups of files, and not read") for group in groups[MAX_GROUPS:]]
+    strangers = [Stranger(group, NOT_READ) for group in groups[MAX_GROUPS:]]
     found: list[tuple[float, Group]] = []
     for group in groups[:MAX_GROUPS]:
         try:
@@ -81,7 +85,8 @@ def _choose_group(groups: Sequence[Group], notes: Notes) -> tuple[Group, list[St
         else:
             strangers.append(Stranger(group, reason))
     if not found:
-        some = "\n  ".join(f"{stranger.group}: {stranger.reason}" for stranger in strangers[:5])
+        read = sorted(strangers, key=lambda stranger: stranger.reason == NOT_READ)  # those that say something first
+        some = "\n  ".join(f"{stranger.group}: {stranger.reason}" for stranger in read[:5])
         raise PipelineError(
             f"none of {len(groups)} groups of files is a log, with a user, a pin and a time:\n  {some}",
             "name the files of the log alone, to see what is missing",
@@ -99,7 +104,8 @@ def _choose_group(groups: Sequence[Group], notes: Notes) -> tuple[Group, list[St
             )
         )
         chosen = next(group for group in similar if str(group.files[0]) == answer)
-    others = [Stranger(group, "could be a log, too") for _, group in found if group is not chosen]
+    also = "could be a log, too: to use both, write them as one table"
+    others = [Stranger(group, also) for _, group in found if group is not chosen]
     return chosen, [*others, *strangers]
 
 

@@ -19,7 +19,7 @@ from pf_core.logs.routing import ds_of
 from pf_core.onboarding import words
 from pf_core.onboarding.columns import Column
 from pf_core.onboarding.questions import Notes, Question, percent
-from pf_core.onboarding.times import TimeColumn, TimeReader, counts_from_zero, is_in_nanoseconds
+from pf_core.onboarding.times import UNITS, TimeColumn, TimeReader, counts_from_zero, is_in_nanoseconds, short_zone
 
 CLEAR_MARGIN = 0.7
 """A column is clear if its score is better than that of any other by so much."""
@@ -28,6 +28,9 @@ NAMED = 1.5
 """Least score of a name that says what the column is."""
 
 FUTURE_SHARE = 0.5
+
+MAX_KINDS = 50
+"""Kinds of actions that a column may have."""
 
 DAY_S = 86_400
 
@@ -53,14 +56,14 @@ def missing_roles(columns: dict[str, Column]) -> str | None:
     times = find_times(columns)
     if not times:
         return "no column of times"
-    others = _ids(columns, {choose_best_time(times)[0].column.name})
+    others = _ids(columns, choose_best_time(times)[0], times)
     return None if len(others) >= 2 else "no two columns that could be users and pins"
 
 
 def find_roles(columns: dict[str, Column], notes: Notes) -> Roles:
     """Return the columns of a log; a PipelineError says what it lacks."""
     time = _choose_time(columns, notes)
-    candidates = _ids(columns, {time.column.name})
+    candidates = _ids(columns, time, find_times(columns))
     if len(candidates) < 2:
         refuse_single(columns, time)
     user, pin = _choose_ids(candidates, notes)
@@ -159,12 +162,20 @@ def _time_score(time: TimeColumn) -> float:
     name = time.column.name
     score = 2.0 * words.says(name, words.TIME - words.WEAK_TIME) + 1.0 * words.says(name, words.WEAK_TIME)
     score -= 2.0 * words.says(name, words.OTHER_TIME)
+    score += 0.5 * time.zone_share  # of two columns, the one that says which instant it is
     score += 1.0 * time.has_clock + min(1.0, math.log10(max(1, time.num_instants)) / 4)
     return score - 2.0 * time.column.missing_share
 
 
 def _refuse_without_time(columns: dict[str, Column]) -> None:
     named = [column for column in columns.values() if words.says(column.name, words.TIME)]
+    for column in columns.values():
+        if (zone := short_zone(column)) is not None:
+            raise PipelineError(
+                f"the times in column {column.name!r} end with {zone}, and time zones are not read by their "
+                f"abbreviations, such as {column.examples(1)}",
+                "write the offset (+02:00) or the name of the zone (Europe/Berlin) instead",
+            )
     for column in named:
         if is_in_nanoseconds(column):
             raise PipelineError(
@@ -207,17 +218,38 @@ def _refuse_future(time: TimeColumn) -> None:
 # Users and pins
 
 
-def _ids(columns: dict[str, Column], taken: set[str]) -> list[Column]:
-    """Return the columns that could be ids."""
+def _ids(columns: dict[str, Column], time: TimeColumn, times: Sequence[TimeColumn]) -> list[Column]:
+    """Return the columns that could be ids; numbers of users and pins may look like times."""
+    dates = {each.column.name for each in times if each.field.unit not in UNITS or _is_time_by_name(each.column)}
+    taken = {*dates, time.column.name}
     return [
         column
         for column in columns.values()
         if column.name not in taken
         and column.num_distinct > 1
-        and not column.has_fractions
+        and (not column.has_fractions or _is_text_of_user(column))
         and not pa.types.is_boolean(column.values.type)
+        and not _names_actions(column)
         and not words.says(column.name, words.RATING | words.QUANTITY)
     ]
+
+
+def _is_time_by_name(column: Column) -> bool:
+    return words.says(column.name, words.TIME) and not words.says(column.name, words.USER | words.ITEM)
+
+
+def _is_text_of_user(column: Column) -> bool:
+    """Whether ids have a point within them, as the user_pseudo_id of Google Analytics."""
+    return pa.types.is_string(column.values.type) and words.says(column.name, words.USER)
+
+
+def _names_actions(column: Column) -> bool:
+    """Whether the values are kinds of actions, such as view and purchase, by the column's name and theirs."""
+    own = set(words.words_of(column.name))
+    if column.num_distinct > MAX_KINDS or not own & words.ACTION or "id" in own:
+        return False
+    known = words.STRONG_ACTIONS | words.USES | words.AGAINST | words.SHOWN
+    return 2 * sum(bool(words.value_words(value) & known) for value in column.top(MAX_KINDS)) >= column.num_distinct
 
 
 def _choose_ids(candidates: Sequence[Column], notes: Notes) -> tuple[Column, Column]:
@@ -295,8 +327,8 @@ def _id_score(column: Column) -> float:
 
 def likeness(columns: dict[str, Column]) -> float:
     """Return how much a table with all roles looks like a log: named users and pins, and pins that come again."""
-    time, _ = choose_best_time(find_times(columns))
-    candidates = _ids(columns, {time.column.name})
+    times = find_times(columns)
+    candidates = _ids(columns, choose_best_time(times)[0], times)
     user = max(candidates, key=_user_score)
     pin = max((column for column in candidates if column is not user), key=_pin_score)
     unique = 3.0 * pin.is_unique + 3.0 * user.is_unique

@@ -26,7 +26,9 @@ OLDEST_US = 315_532_800_000_000  # 1980-01-01
 
 UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
-_ZONE = r":\d{2}([.,]\d+)?\s*(Z|UTC|GMT|[+-]\d{2}:?(\d{2})?)$"
+_ZONE = r":\d{2}([.,]\d+)?\s*(Z|UTC|GMT|[A-Z][A-Za-z]+/[A-Za-z_/-]+|[+-]\d{2}:?(\d{2})?)$"
+
+_SHORT_ZONE = re.compile(r":\d{2}([.,]\d+)?\s*(?P<zone>[A-Z]{3,5})$")
 
 _CLOCK = re.compile(
     r"(?P<gap>[ T:]|, ?)(?P<hour>\d{1,2}):(?P<minute>\d{2})(?P<second>:\d{2})?(?P<fraction>[.,]\d+)?"
@@ -156,6 +158,12 @@ def is_timezone(name: str) -> bool:
 def counts_from_zero(column: Column) -> bool:
     """Whether a column of whole numbers could be seconds since the start of the log instead of since 1970."""
     return column.is_number and column.numbers.min() >= 0 and column.numbers.max() < EARLIEST_US // 1_000_000
+
+
+def short_zone(column: Column) -> str | None:
+    """Return the abbreviation of a time zone, such as CEST, with which the values end; None if they have none."""
+    found = [match["zone"] for value in column.top(20) if (match := _SHORT_ZONE.search(value)) is not None]
+    return found[0] if len(found) > 0.5 * len(column.top(20)) else None
 
 
 def is_in_nanoseconds(column: Column) -> bool:

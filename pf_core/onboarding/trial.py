@@ -13,8 +13,9 @@ from pf_core.errors import PipelineError
 from pf_core.logs.preview import refuse_pins, refuse_without_positive, shown
 from pf_core.logs.remedies import remedy_of
 from pf_core.onboarding.draft import Draft
+from pf_core.onboarding.forecast import foresee_training, too_few
 from pf_core.onboarding.questions import percent
-from pf_core.onboarding.survey import find_logs, survey_log
+from pf_core.onboarding.survey import Survey, find_logs, survey_log
 
 TRIAL_BYTES = 32 << 20
 
@@ -35,11 +36,13 @@ def tried(draft: Draft) -> Draft:
             f"{draft.actions['path']} also names {min(strangers)}, which has other columns",
             "move the files of the log into a folder of their own",
         )
-    tally = survey_log(site, max_bytes=TRIAL_BYTES).tally
+    survey = survey_log(site, max_bytes=TRIAL_BYTES)
+    tally = survey.tally
     refuse_pins(site, site.start_ds)
     share = tally.num_rejected / max(1, tally.num_read - tally.num_outside)
     if share <= QualityConfig().max_quarantined_share:
         refuse_without_positive(site, tally)
+        _refuse_too_few(site, survey)
         return draft
     reason, first = max(tally.rejects.items(), key=lambda each: each[1].num)
     if share > MOST_REJECTED:
@@ -49,8 +52,15 @@ def tried(draft: Draft) -> Draft:
             remedy_of(reason),
         )
     refuse_without_positive(site, tally)
+    _refuse_too_few(site, survey)
     limit = math.ceil(share * 1.5 * 100) / 100
     sentence = f"{percent(share)} of the rows cannot be used, mostly: {reason}; they are quarantined"
     draft.notes.guessed["max_quarantined_share"] = sentence
     draft.notes.hints.append(f"{sentence}: to mend them, {remedy_of(reason)}.")
     return replace(draft, quality={**draft.quality, "max_quarantined_share": limit})
+
+
+def _refuse_too_few(site: Site, survey: Survey) -> None:
+    problem = too_few(survey, foresee_training(site, survey, None)) if survey.actions.num_actions else None
+    if problem is not None:
+        raise problem

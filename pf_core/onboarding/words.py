@@ -23,11 +23,12 @@ ITEM = frozenset(
 WEAK_ITEM = frozenset("artist album campaign banner entity thing target location place brand query category".split())
 
 TIME = frozenset(
-    "timestamp time ts datetime unixtime epoch at when date day dt clock utc occurred happened datum zeit zeitpunkt "
-    "zeitstempel fecha".split()
+    "timestamp tstamp time ts datetime unixtime epoch at when date day dt clock utc occurred happened datum zeit "
+    "zeitpunkt zeitstempel fecha".split()
 )
 WEAK_TIME = frozenset("date day dt created datum fecha".split())
 OTHER_TIME = frozenset(
+    "sent received collector etl original "
     "birth birthday signup registered registration expiry expires expiration updated modified release released "
     "published publish upload uploaded conversion end ended last first next since session start duration ingested "
     "loaded".split()
@@ -56,7 +57,7 @@ LENGTH = frozenset("time duration seconds secs sec s ms millis milliseconds leng
 
 RATING = frozenset("rating ratings rate score stars star grade overall".split())
 
-QUANTITY = frozenset("quantity qty amount units count".split())
+QUANTITY = frozenset("quantity qty amount units count menge anzahl quantite cantidad".split())
 
 INTEREST = "interest category topic genre genres tag tags department section subject type class group brand".split()
 """Words of columns of a catalogue that say what a pin is about, the best one first."""

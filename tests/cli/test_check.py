@@ -1,5 +1,6 @@
 """`pf check`: what it tells about a log; where a run would fail it names the cause and what to do, and exits with 1."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,30 @@ def check(site: Path, *options: str) -> Result:
 
 def message_of(result: Result) -> str:
     return f"{result.output}\n{result.exception}"
+
+
+def test_json_has_the_same_figures(tmp_path: Path) -> None:
+    write_log(tmp_path / "a.csv", [*ROWS, "4,9,soon,vue"])
+    site = write_site(tmp_path, quality={"max_quarantined_share": 0.5})
+    report = json.loads(check(site, "--json", "--rows", "1").output)
+    assert (report["rows"]["read"], report["rows"]["kept"], report["rows"]["quarantined"]) == (7, 6, 1)
+    (found,) = report["rows"]["reasons"]
+    assert (found["reason"], found["rows"]) == ("ts: not a time in unit s (column at)", 1)
+    assert found["first"]["where"] == "in row 8 of a.csv"
+    assert len(report["examples"]) == 1
+    assert (report["users"]["number"], report["users"]["mean_actions"], report["pins"]["number"]) == (3, 6 / 3, 2)
+    assert (report["days"]["first"], report["days"]["last"], report["days"]["with_rows"]) == ("2024-03-04",) * 2 + (1,)
+    assert len(report["days"]["without_rows"]) == 31 - 1
+    assert report["training"]["problem"].startswith("the log is too small to train on: 3 users and 6 actions on 1 day")
+    assert report["problems"] == []
+
+
+def test_json_names_what_a_run_would_fail_on(tmp_path: Path) -> None:
+    write_log(tmp_path / "a.csv", [*ROWS, *["1,7,soon,vue"] * 6])
+    result = check(write_site(tmp_path), "--json")
+    assert result.exit_code == 1
+    (problem,) = json.loads(result.output)["problems"]
+    assert problem.startswith("50.00% of 12 rows quarantined, at most 2.00% allowed")
 
 
 def test_a_good_site_passes(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """What `pf check` foresees equals what the pipeline makes of the same log."""
 
+from typing import Any
+
 import pytest
 
 from pf_core.config.site import Site
@@ -20,6 +22,7 @@ from pf_core.onboarding.forecast import (
 from pf_core.onboarding.survey import describe_days, survey_log
 from pf_core.pins.features import pin_state
 from pf_core.timelines.build import timeline_state
+from pf_core.training.parts import rows
 from pf_core.training.plan import resolve_config
 from pf_core.training.training_set import latest_training_set, read_training_set_manifest
 from tests.support.shared import SharedSites
@@ -32,7 +35,7 @@ def site(shared_sites: SharedSites) -> Site:
     return shared_sites.get("tiny-world", make_tiny_site)
 
 
-def with_auto(site: Site, **changes: object) -> Site:
+def with_auto(site: Site, **changes: Any) -> Site:
     training = TrainingConfig(
         evaluation_days=site.training.evaluation_days, held_out_share=site.training.held_out_share, **changes
     )
@@ -48,7 +51,7 @@ def test_rows_users_and_pins_are_those_of_a_run(site: Site) -> None:
     assert survey.actions.num_actions == sum(manifest["counts"]["kept"] for manifest in days)
     assert survey.num_duplicates == sum(manifest["counts"]["duplicates"] for manifest in days) > 0
     assert survey.tally.num_rejected > 0
-    assert survey.actions.num_users == timeline_state(site).require(last)["counts"]["users"]
+    assert survey.actions.num_users == timeline_state(site).require(str(last))["counts"]["users"]
     assert "none without rows" in describe_days(site, survey)
 
 
@@ -109,7 +112,7 @@ def test_the_pins_of_the_files_are_counted(site: Site) -> None:
     assert users.startswith(f"users: {survey.actions.num_users:,}, all with an action until {site.end_ds}")
     assert "`on_homefeed` does not say that they may be recommended" in pins
     assert known.dim > 0
-    assert 0 < known.num_candidates <= known.num <= pin_state(site).require(site.end_ds)["counts"]["pins"]
+    assert 0 < known.num_candidates <= known.num <= pin_state(site).require(str(site.end_ds))["counts"]["pins"]
 
 
 def test_large_files_of_pins_are_not_read(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +130,10 @@ def test_the_time_is_near_what_was_measured() -> None:
         assert 0.75 < seconds_of(auto(), num_pins=num_pins, num_actions=num_actions) / seconds < 1.25
     half = auto().model_copy(update={"optimizer": auto().optimizer.model_copy(update={"num_steps": 100})})
     assert seconds_of(half, num_pins=0, num_actions=0) == seconds_of(auto(), num_pins=0, num_actions=0) / 2
+
+
+def test_a_day_of_training_needs_as_many_users_as_in_training() -> None:
+    assert forecast.MIN_ROWS == rows.MIN_ROWS
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from pf_core.logs.checks import judge_quarantine, judge_volume
 from pf_core.logs.ingest import ingest_days
 from tests.support.foreign_logs import LOGS, actions, advertising, movielens, ratings, shop, write_lines
 
-ANY = {"longer_than_s": {}, "surfaces": None}
+ANY: dict[str, Any] = {"longer_than_s": {}, "surfaces": None}
 
 
 def init(logs: Path, out: Path, *options: str) -> Result:

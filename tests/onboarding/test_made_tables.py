@@ -189,12 +189,14 @@ def forms(draw: st.DrawFn) -> dict[str, Any]:
 def write(table: Table, folder: Path, form: dict[str, Any], *, time: str) -> None:
     options = {name: value for name, value in form.items() if name != "kind"}
     options |= {"time": time} if form["kind"] == "parquet" else {}
-    {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}[form["kind"]](table, folder, **options)
+    writers: dict[str, Callable[..., None]] = {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}
+    writers[form["kind"]](table, folder, **options)
 
 
 def mapped(site: Site) -> Counter[tuple[str, str, datetime]]:
     """The rows that a run would keep."""
-    source, logs, found = site.source.actions, LogPreview(site), Counter()
+    source, logs = site.source.actions, LogPreview(site)
+    found: Counter[tuple[str, str, datetime]] = Counter()
     for file in find_files(source, site.log_root):
         for batch in read_file(file, source, source.mapped_columns):
             for row in logs.map(batch, 0).actions.select(["user_id", "pin_id", "ts"]).to_pylist():
