@@ -15,7 +15,7 @@ from typing import Annotated, get_args
 import typer
 
 from pf_assets.cli.output import fail, show
-from pf_assets.cli.runs import materialize, missing_days, prepare_instance
+from pf_assets.cli.runs import materialize, missing_days
 from pf_assets.cli.world import write_world
 from pf_assets.settings import DEMO_SITE, EXPERIMENTS_SITE, site_path
 from pf_assets.tracking.experiment_store import ExperimentStore
@@ -55,7 +55,6 @@ def ablations(
     work = _Work(site_file, plan_experiments(site, chosen, num_seeds=seeds), any_code=any_code, jobs=jobs)
     if work.missing:
         ExperimentStore(site).prepare()
-        prepare_instance(site_file)
     with ThreadPoolExecutor(jobs) as pool:
         try:
             failed = [name for name in pool.map(work.run, list(work.missing)) if name is not None]

@@ -225,6 +225,6 @@ def test_an_instance_is_made_before_runs_share_it(tmp_path: Path, monkeypatch: p
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     monkeypatch.delenv("PF_SITE", raising=False)
     (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
-    prepare_instance(tmp_path / "site.yaml")
+    prepare_instance(tmp_path)
     made = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.db"))
     assert made == ["history/runs.db", "history/runs/index.db", "schedules/schedules.db"]

@@ -62,8 +62,7 @@ def pin_features(site: Site, ds: str, engine: Engine, *, model: str) -> None:
 
 
 def user_timelines(site: Site, ds: str, engine: Engine, *, model: str) -> None:
-    forgotten = read_deletion_list(site)
-    _all(build_timelines(site, [ds], engine=engine, forgotten=forgotten, rebuild=False, progress=_silent))
+    _all(build_timelines(site, [ds], engine=engine, rebuild=False, progress=_silent))
 
 
 def training_set(site: Site, ds: str, engine: Engine, *, model: str) -> None:
@@ -116,14 +115,13 @@ def user_embeddings(site: Site, ds: str, engine: Engine, *, model: str) -> None:
             model_for=lambda _: served(site, model),
             everyone=False,
             engine=engine,
-            forgotten=read_deletion_list(site),
             progress=_silent,
         )
     )
 
 
 def user_embedding_snapshot(site: Site, ds: str, engine: Engine, *, model: str) -> None:
-    _all(merge_days(site, [ds], engine=engine, forgotten=read_deletion_list(site), progress=_silent))
+    _all(merge_days(site, [ds], engine=engine, progress=_silent))
 
 
 def _model_of_users(site: Site, ds: str) -> ServedModel:
