@@ -132,8 +132,9 @@ def find_remains(
 def _searched(name: str, search: Callable[[], Iterator[Place]]) -> list[Place]:
     try:
         return list(search())
-    except (PipelineError, OSError, pa.ArrowInvalid) as error:
-        return [Place(name=name, searched="not all", found=(f"it cannot be searched: {error}",), is_overdue=True)]
+    except Exception as error:  # of any library, about a damaged file or a server that is away: nobody knows
+        reason = str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
+        return [Place(name=name, searched="not all", found=(f"it cannot be searched: {reason}",), is_overdue=True)]
 
 
 # Logs

@@ -263,8 +263,9 @@ def test_a_place_that_cannot_be_searched_is_overdue(small: SmallSite) -> None:
     (release_root(small.site) / "2026-01-02.1" / "users" / "data.mdb").write_bytes(b"\0" * 8192)
     path = small.site.directory / "offline_evaluation" / "scores.parquet"
     path.write_bytes(path.read_bytes()[:-9])
+    timeline_state(small.site).manifest_path(DAYS[0]).write_text('{"ds": "2026-01-01"}')
     found = by_name(remains(small.site))
-    for name in ("stores of releases", "evaluations"):
+    for name in ("stores of releases", "evaluations", "user_timelines"):
         assert found[name].state == "overdue"
         assert found[name].found[0].startswith("it cannot be searched: ")
 
