@@ -152,7 +152,7 @@ def _raw_actions(site: Site, ids: pa.Array) -> Iterator[Place]:
         found += [f"{build}, of a killed run" for path in tables_below(build) if has_user(path, ids)][:1]
     yield _place("raw_actions", _number(days, "day"), found, until=FORGET_AGAIN, is_overdue=True)
     scratch = [str(path) for tmp in _tmp_folders(site) for path in list_folder(tmp)]
-    until = "the runs that write them end; `pf forget` removes those of killed ingestions"
+    until = "the runs that write them end; of killed runs, `pf forget` removes those of ingestions, others you remove"
     yield _place("temporary files", "names only", scratch, until=until)
 
 
@@ -185,7 +185,10 @@ def _unpublished_builds(site: Site) -> Iterator[Path]:
 
 
 def _tmp_folders(site: Site) -> list[Path]:
-    return [folder for folder in {site.workspace / "tmp", site.directory / "tmp"} if folder.is_dir()]
+    folders = {site.workspace / "tmp", site.directory / "tmp"} | (
+        {local_dir() / "tmp"} if is_remote(site.directory) else set()
+    )
+    return [folder for folder in folders if folder.is_dir()]
 
 
 def _pin_counts(site: Site) -> Iterator[Place]:
