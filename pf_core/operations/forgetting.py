@@ -61,7 +61,7 @@ def delete_users(site: Site, user_ids: pa.Array, *, artifacts: Sequence[Path], p
 
     `artifacts` are the folders of the site's artifacts in MLflow.
     """
-    for release, count in forget_users(site, user_ids).items():
+    for release, count in forget_users(site, user_ids, progress).items():
         progress(f"release {release}: {count:,} deleted from the store")
     _purge_logs(site, user_ids, progress)
     _remove_leftovers(site, progress)

@@ -30,11 +30,12 @@ from pf_core.operations.forgetting import (
 from pf_core.operations.remains import Place, Remains, TrainedModel, find_remains
 from pf_core.pins.counts import day_counts
 from pf_core.serving.export import export_embeddings
-from pf_core.serving.releases import release_root
+from pf_core.serving.lmdb_store import LmdbStore
+from pf_core.serving.releases import BUILDING, release_root
 from pf_core.storage.files import read_json, write_json
 from pf_core.storage.locks import exclusive
 from pf_core.timelines.build import timeline_state
-from tests.support.releases import NUM_BUCKETS, publish_day, silent, split_rows, user_rows, write_snapshot
+from tests.support.releases import DIM, NUM_BUCKETS, publish_day, silent, split_rows, user_rows, write_snapshot
 from tests.support.sites import START, SmallSite
 
 DAYS = ds_range(START, shift_ds(START, 3))
@@ -231,6 +232,20 @@ def test_what_killed_runs_left_is_found_and_removed(small: SmallSite) -> None:
     assert found["temporary files"].found == (str(scratch),)
     forget(site)
     assert states(remains(site)).keys() & {"raw_actions", "temporary files"} == set()
+
+
+def test_the_store_of_a_killed_publication_is_found_and_removed(small: SmallSite) -> None:
+    """Nobody reads it, and the next publication removes it; but after a rollback there may be none for long."""
+    forget(small.site, USER)
+    root = release_root(small.site)
+    left = root / f"{BUILDING}2026-01-03.1"
+    shutil.copytree(root / "2026-01-02.1", left)
+    store = LmdbStore(left / "users", num_buckets=NUM_BUCKETS, embedding_dim=DIM)
+    store.build(split_rows(user_rows([USER], 1)), num_users=1)
+    assert by_name(remains(small.site))["stores of releases"].found == (left.name,)
+    forget(small.site)
+    assert by_name(remains(small.site))["stores of releases"].state == "gone"
+    assert not left.exists()
 
 
 def test_a_table_that_nobody_expects_is_found(small: SmallSite) -> None:
