@@ -18,7 +18,6 @@ from pf_core.embeddings.checks import (
 )
 from pf_core.embeddings.snapshot import merge_days
 from pf_core.embeddings.tables import embedding_state, snapshot_state
-from pf_core.logs.deletion_list import read_deletion_list
 
 GROUP = "serving"
 
@@ -67,7 +66,6 @@ def user_embeddings_asset(site: Site) -> dg.AssetsDefinition:
                 model_for=models.as_before if config.keep_model else models.newest,
                 everyone=config.everyone,
                 engine=engine,
-                forgotten=read_deletion_list(site),
                 progress=context.log.info,
             )
             record_days(
@@ -102,7 +100,6 @@ def user_embedding_snapshot_asset(site: Site) -> dg.AssetsDefinition:
                 site,
                 context.partition_keys,
                 engine=engine,
-                forgotten=read_deletion_list(site),
                 progress=context.log.info,
             )
             record_days(context, manifests, lambda manifest, _: describe_snapshot(site, manifest, models.url(manifest)))

@@ -11,7 +11,6 @@ from pf_assets.metadata.timelines import describe_user_timelines
 from pf_assets.settings import ENGINE_POOL, start_engine
 from pf_core.check_result import CheckResult
 from pf_core.config.site import Site
-from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.schemas import user_timelines_schema
 from pf_core.timelines.build import build_timelines, timeline_state
 from pf_core.timelines.checks import audit_day
@@ -57,7 +56,6 @@ def user_timelines_asset(site: Site) -> dg.AssetsDefinition:
                 site,
                 context.partition_keys,
                 engine=engine,
-                forgotten=read_deletion_list(site),
                 rebuild=config.rebuild,
                 progress=context.log.info,
             )

@@ -18,7 +18,7 @@ import typer
 from pf_assets.cli.output import fail, show
 from pf_assets.cli.pipeline import DagsterRun
 from pf_assets.cli.results import result_of
-from pf_assets.cli.runs import RunFailedError, interrupt_runs, materialize, missing_days, prepare_instance
+from pf_assets.cli.runs import RunFailedError, interrupt_runs, materialize, missing_days
 from pf_assets.cli.stages import StagesView
 from pf_assets.cli.world import write_world
 from pf_assets.demo_site import world_of
@@ -62,7 +62,6 @@ def ablations(
     failed: list[str] = []
     if work.missing:
         ExperimentStore(site).prepare()
-        prepare_instance(site_file)
         failed = work.run_all(verbose=verbose)
     done = len(work.plans) - len(failed)
     show(f"{done} of {len(work.plans)} recipes are finished; `pf report` reports on them", bold=True)

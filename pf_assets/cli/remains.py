@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from pf_assets.cli.output import show
-from pf_assets.metadata.remains import search_pages
+from pf_assets.metadata.remains import search_pages, search_run_logs
 from pf_assets.tracking.experiment_store import ExperimentStore
 from pf_assets.tracking.tracking import Tracking
 from pf_core.config.site import Site
@@ -26,8 +26,14 @@ def artifact_folders(site: Site) -> list[Path]:
 
 def show_remains(site: Site, user_id: int | str, *, as_json: bool) -> None:
     """Print what is left of a user. Exit code 1: not on the list, or something is left that should be gone."""
-    remains = find_remains(site, user_id, artifacts=artifact_folders(site), models=_registered_models(site))
-    remains = dataclasses.replace(remains, places=[*remains.places, search_pages(site, user_id)])
+    in_mlflow, artifacts, models = [], [], []
+    try:
+        artifacts, models = artifact_folders(site), _registered_models(site)
+    except Exception as error:  # of its database or server: then nobody knows what MLflow keeps
+        in_mlflow = [Place(name="MLflow", searched="none", found=(f"it cannot be searched: {error}",), is_overdue=True)]
+    remains = find_remains(site, user_id, artifacts=artifacts, models=models)
+    in_dagster = [search_pages(site, user_id), search_run_logs(user_id)]
+    remains = dataclasses.replace(remains, places=[*remains.places, *in_mlflow, *in_dagster])
     if as_json:
         show(json.dumps(remains.as_json(), indent=1), keep="\n")
     else:

@@ -1,5 +1,6 @@
 """Dagster runs that `pf` starts, each as a process of its own, and the days that are missing."""
 
+import fcntl
 import json
 import os
 import shlex
@@ -29,6 +30,9 @@ from pf_core.timelines.build import timeline_state
 SPOKEN = {"loggers": {"console": {"config": {"log_level": "DEBUG"}}}}
 """Run configuration: the console tells the beginning and the end of each step, which the view needs."""
 
+PREPARING = ".preparing"
+"""File of a Dagster home that is locked while its databases are created."""
+
 
 def materialize(
     assets: str,
@@ -53,6 +57,7 @@ def materialize(
     home = dagster_home(site_file)
     environment = environment_of_runs(home, site_file or site_path(os.environ))
     names = assets.split(",")
+    prepare_instance(Path(home))
     with showing(view, names, home=Path(home)) as shown:
         shown.start(names, row=row)
         started = tied([*command, "-d", str(REPOSITORY), "--config-json", json.dumps(SPOKEN | (config or {}))])
@@ -159,13 +164,16 @@ def _sentence(run: _Run, view: StagesView, home: str) -> str:
     return what or f"the run ended with exit code {run.exit_code} before an asset did; its log is {view.log}"
 
 
-def prepare_instance(site_file: Path) -> None:
-    """Create Dagster's databases before several runs start: two runs that create one at once damage its schema."""
-    home = dagster_home(site_file)
-    with private(Path(home)), dg.DagsterInstance.from_config(home) as instance:
-        instance.get_runs_count()
-        instance.all_asset_keys()
-        instance.all_instigator_state()
+def prepare_instance(home: Path) -> None:
+    """Create Dagster's databases before a run does it: two processes that create one at once damage it for good."""
+    with private(home):
+        home.mkdir(parents=True, exist_ok=True)
+    with private(home), (home / PREPARING).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with dg.DagsterInstance.from_config(str(home)) as instance:
+            instance.get_runs_count()
+            instance.all_asset_keys()
+            instance.all_instigator_state()
 
 
 def missing_days(site: Site, until: str) -> dict[str, list[str]]:

@@ -99,7 +99,7 @@ def _run_seed(
     context.log.info(f"{plan.title}; MLflow run {run_url(run, mlflow_server())}")
     with store.watching(run):
         _train(context, site, store, run, plan)
-        judgement = _judgement_on(plan, question) or judge_seed(plan, question, progress=context.log.info)
+        judgement = _judgement_on(plan, question) or judge_seed(site, plan, question, progress=context.log.info)
         store.measure_final(run, flat_metrics(judgement))
         names = (SCORES, JUDGEMENT, *(() if plan.model is None else ("training.png", "history.jsonl")))
         store.keep(run, [plan.run_dir / name for name in names])

@@ -1,7 +1,8 @@
-"""Searches what Dagster keeps of the pages of raw_actions: each shows a few rejected rows as the log has them."""
+"""Searches what Dagster keeps: pages of raw_actions, each of which shows a few rejected rows, and the logs of runs."""
 
 import json
 import re
+from pathlib import Path
 
 import dagster as dg
 
@@ -15,6 +16,12 @@ PAGES_AT_ONCE = 500
 
 NAME = "pages in Dagster"
 
+LOG_FILES = ("logs/*.log", "storage/*/compute_logs/*")
+"""Text files of a Dagster home: logs of `pf`, and what the processes of runs wrote."""
+
+MIN_ID_CHARS = 5
+"""A shorter id is in every log, as a number of something else."""
+
 
 def search_pages(site: Site, user_id: int | str) -> Place:
     """Return the pages of raw_actions on which a rejected row has the user's id."""
@@ -23,8 +30,29 @@ def search_pages(site: Site, user_id: int | str) -> Place:
     try:
         with dg.DagsterInstance.from_config(dagster_home()) as instance:
             return _search(instance, user_id)
-    except (PipelineError, dg.DagsterError, OSError) as error:
+    except Exception as error:  # of the database, too: whatever it is, nobody knows what the pages hold
         return Place(name=NAME, searched="none", found=(f"they cannot be searched: {error}",), is_overdue=True)
+
+
+def search_run_logs(user_id: int | str) -> Place:
+    """Return the logs of runs with the user's id. They should have none: no message is about one user."""
+    name = "logs of runs"
+    try:
+        home = Path(dagster_home())
+        files = [path for pattern in LOG_FILES for path in sorted(home.glob(pattern)) if path.is_file()]
+        if len(str(user_id)) < MIN_ID_CHARS:
+            return Place(name=name, searched=f"not searched: so short an id is a number in all of {len(files):,} files")
+        alone = _alone(user_id)
+        found = [str(path) for path in files if _has_line(path, alone)]
+    except (PipelineError, OSError) as error:
+        return Place(name=name, searched="none", found=(f"they cannot be searched: {error}",), is_overdue=True)
+    until = "newer logs have taken its place, or you remove the file" if found else None
+    return Place(name=name, searched=f"{len(files):,} files", found=tuple(found), until=until)
+
+
+def _has_line(path: Path, alone: re.Pattern[str]) -> bool:
+    with path.open(errors="replace") as file:
+        return any(alone.search(line) for line in file)
 
 
 def _search(instance: dg.DagsterInstance, user_id: int | str) -> Place:
@@ -49,6 +77,11 @@ def _names(materialization: dg.AssetMaterialization, user_id: int | str) -> bool
     sample = materialization.metadata.get("quarantine_sample")
     if not isinstance(sample, dg.TableMetadataValue):
         return False
-    texts = {str(user_id), json.dumps(user_id).strip('"')}  # rows that were parsed are shown as JSON
-    alone = re.compile(rf"(?<!\w)0*({'|'.join(map(re.escape, texts))})(?!\w)")
+    alone = _alone(user_id)
     return any(alone.search(str(record.data.get("raw", ""))) for record in sample.records)
+
+
+def _alone(user_id: int | str) -> re.Pattern[str]:
+    """Return what finds an id in a text, but not within another word or number."""
+    texts = {str(user_id), json.dumps(user_id).strip('"')}  # rows that were parsed are shown as JSON
+    return re.compile(rf"(?<!\w)0*({'|'.join(map(re.escape, texts))})(?!\w)")

@@ -135,9 +135,8 @@ def build_pins(site: Site, cut_ds: str, *, engine: Engine, progress: Progress) -
 def prepare_training_set(site: Site, cut_ds: str, *, engine: Engine, progress: Progress) -> Path:
     """Build user_timelines of the cut's day and the training set that ends with it; return the set's folder."""
     if timeline_state(site).manifest(cut_ds) is None:
-        forgotten = read_deletion_list(site)
         for _ in build_timelines(
-            site, [cut_ds], engine=engine, forgotten=forgotten, rebuild=True, progress=progress
+            site, [cut_ds], engine=engine, rebuild=True, progress=progress
         ):  # from the logs of the whole window, which gives what building day by day gives
             pass
     manifest = site.directory / "training_set" / MANIFEST

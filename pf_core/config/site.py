@@ -111,7 +111,7 @@ class QualityConfig(Strict):
 class Site(Strict):
     """The content of a site file."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=100)
     """Name of the site: letters, digits, _ and -. It is the name of the folder with its assets."""
     start_ds: str
     """First day of the site, YYYY-MM-DD (UTC): the first partition of the daily assets."""
@@ -191,6 +191,8 @@ def load_site(path: Path, *, environment: Mapping[str, str]) -> Site:
         raise PipelineError(f"{path} is not UTF-8 text: {error}") from error
     except yaml.YAMLError as error:
         raise PipelineError(f"{path} is not valid YAML: {_without_content(error)}") from None
+    except RecursionError:
+        raise PipelineError(f"{path} is not a site file: its values are nested too deeply") from None
     if not isinstance(content, dict):
         raise PipelineError(f"{path} must hold a mapping with name, start_ds and source")
     try:

@@ -35,6 +35,7 @@ from pf_core.embeddings.tables import (
 from pf_core.engine.base import Engine
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import bucket_of, digest_of
+from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.progress import Progress, Throttle
 from pf_core.storage.locks import relying_on
 
@@ -47,13 +48,12 @@ def read_snapshot(site: Site, ds: str, bucket: int, columns: Sequence[str] | Non
     return snapshot_state(site).open_bucket(ds, bucket).to_table(columns=None if columns is None else list(columns))
 
 
-def merge_days(
-    site: Site, days: Sequence[str], *, engine: Engine, forgotten: pa.Array, progress: Progress
-) -> Iterator[SnapshotManifest]:
+def merge_days(site: Site, days: Sequence[str], *, engine: Engine, progress: Progress) -> Iterator[SnapshotManifest]:
     """Merge the user_embeddings of ascending days, each into the day before; yield each published manifest."""
     state, deltas = snapshot_state(site), embedding_state(site)
     state.refuse_if_dropped(days, site.serving.retention_days)
     with state.writing(), relying_on(deltas.root, deltas.asset):
+        forgotten = read_deletion_list(site)
         for ds in days:
             manifest = _merge_day(site, ds, engine, forgotten, progress, is_first=ds == days[0])
             counts = manifest["counts"]

@@ -32,6 +32,7 @@ from pf_core.engine.base import Engine
 from pf_core.engine.daily_state import StateDay
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import bucket_of, digest_of
+from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.logs.log_day import LogDay, relying_on_log_day
 from pf_core.model.checkpoint import ModelDescription, read_description, reads_vectors_of
 from pf_core.pins.features import PinManifest, content_name, pin_state
@@ -47,7 +48,6 @@ def embed_days(
     model_for: Callable[[str], ServedModel],
     everyone: bool,
     engine: Engine,
-    forgotten: pa.Array,
     progress: Progress,
 ) -> Iterator[UserEmbeddingManifest]:
     """Embed the users of ascending days; yield each published manifest.
@@ -57,6 +57,7 @@ def embed_days(
     state = embedding_state(site)
     refuse_if_too_many(state, days, retention_days=site.serving.retention_days)
     with state.writing():
+        forgotten = read_deletion_list(site)
         for ds in days:
             if ds == days[0]:
                 refuse_stale_days_before(site, state, ds)

@@ -110,6 +110,10 @@ class DailyState(Generic[M]):
         """Command that rebuilds a day without reading it or the day before."""
         return materialize_command(self.rebuilt_by or self.asset, ds, config=self.rebuilt_with)
 
+    def has_only_its_buckets(self) -> bool:
+        """Return whether no day was built with another number of buckets than the site file says."""
+        return all(read_json(self.manifest_path(ds))["num_buckets"] == self.num_buckets for ds in self.days())
+
     def is_readable(self, manifest: M) -> bool:
         """Return whether a day has the layout of this version of the code."""
         return is_current(self.asset, manifest)
@@ -143,29 +147,33 @@ class DailyState(Generic[M]):
         """Refuse to build a day that is older than what is kept: it would be removed at once."""
         refuse_expired(self.asset, days, existing=self.days(), num_days=num_days)
 
-    def retain(self, num_days: int, engine: Engine, progress: Progress) -> None:
+    def retain(self, num_days: int, engine: Engine, progress: Progress, *, thoroughly: bool = False) -> None:
         """Drop all but the newest `num_days` days, and every file that no remaining day needs.
 
         Days with another number of buckets cannot be read any more and are dropped too. Days of another layout are
-        kept: a rebuild replaces them. While another run reads any day, nothing is dropped: the next run does it.
+        kept: a rebuild replaces them. While another run reads any day, nothing is dropped: the next run does it. The
+        caller is the only writer, so files that no version names are those of killed runs. Buckets of which nothing
+        is out of date are looked at only if `thoroughly`.
         """
         with removing(self.root, self.asset) as is_free:
             if is_free:
-                self._drop_all_but(num_days, engine, progress)
+                self._drop_all_but(num_days, engine, progress, thoroughly)
             else:
                 progress(f"{self.asset}: another run is reading it, so older versions are removed by the next run")
 
-    def _drop_all_but(self, num_days: int, engine: Engine, progress: Progress) -> None:
+    def _drop_all_but(self, num_days: int, engine: Engine, progress: Progress, thoroughly: bool) -> None:
         manifests = {ds: read_json(self.manifest_path(ds)) for ds in self.days()[-num_days:]}
         kept = {ds: m["versions"] for ds, m in manifests.items() if m["num_buckets"] == self.num_buckets}
         for ds in set(self.days()) - kept.keys():
             self.manifest_path(ds).unlink()
         for path in self.root.glob("bucket-*.lance"):
-            if path >= self.bucket_path(self.num_buckets):
+            if not kept or path >= self.bucket_path(self.num_buckets):
                 remove_tree(path)
+        if not kept:
+            return
         tasks = [
-            _Retention(str(self.bucket_path(bucket)), {ds: versions[bucket] for ds, versions in kept.items()})
-            for bucket in range(self.num_buckets)
+            _Retention(path, {ds: versions[bucket] for ds, versions in kept.items()}, thoroughly)
+            for bucket, path in enumerate(map(str, map(self.bucket_path, range(self.num_buckets))))
         ]
         freed = sum(engine.map_buckets(_retain_bucket, tasks))
         progress(f"{self.asset}: {len(kept)} days kept, {freed / 1e6:.1f} MB of older versions removed")
@@ -193,6 +201,7 @@ class _Retention:
     path: str
     versions: dict[str, int]
     """Version of the bucket by day, for the days that are kept."""
+    thoroughly: bool
 
 
 def _retain_bucket(task: _Retention) -> int:
@@ -206,9 +215,13 @@ def _retain_bucket(task: _Retention) -> int:
     for name, version in wanted.items():
         if name not in present or name in outdated:
             dataset.tags.create(name, version)
-    if not outdated:
+    if not outdated and not task.thoroughly:
         return 0
-    return int(dataset.cleanup_old_versions(older_than=timedelta(0), error_if_tagged_old_versions=False).bytes_removed)
+    # Unverified: what a killed run has written without a version; otherwise Lance keeps it for a week.
+    removed = dataset.cleanup_old_versions(
+        older_than=timedelta(0), delete_unverified=True, error_if_tagged_old_versions=False
+    )
+    return int(removed.bytes_removed)
 
 
 def open_dataset(path: Path, *, version: int) -> lance.LanceDataset:

@@ -36,6 +36,7 @@ from pf_core.evaluation.summary import summarize
 from pf_core.evaluation.vector_coverage import vector_coverage
 from pf_core.evaluation.verdict import describe_comparison, lost_questions
 from pf_core.layouts import LAYOUTS
+from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.metrics.bootstrap import bootstrap_interval, mean
 from pf_core.model.checkpoint import read_description
 from pf_core.model.device import choose_device
@@ -94,7 +95,7 @@ def evaluate_and_decide(
     if not is_champion:
         decision = overrule(decision, promote, undone_at=undone_at)
     progress(f"{'promoted' if decision.promote else 'not promoted'}: {decision.reason}")
-    evaluation.models[candidate.name].write(scores_path)
+    evaluation.models[candidate.name].write(scores_path, forgotten=read_deletion_list(site))
     question = evaluation.question
     vector_scores = evaluation.vectors.get(candidate.name)
     scores = {candidate.name: evaluation.models[candidate.name]}

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from pf_core.config.serving import Frequency
 from pf_core.evaluation.manifest import BY_TYPE
+from pf_core.logs.deletion_list import without_listed
 from pf_core.storage.files import read_parquet, write_file
 
 NUMBERS = (
@@ -65,8 +66,10 @@ class Scores:
     user_ids: pa.Array
     frequencies: Mapping[Frequency, UserScores]
 
-    def write(self, path: Path) -> None:
-        tables = [_to_table(self.user_ids, name, scores) for name, scores in self.frequencies.items()]
+    def write(self, path: Path, *, forgotten: pa.Array) -> None:
+        """Write the scores; of users on the deletion list without their ids, as `pf forget` leaves them."""
+        user_ids = without_listed(self.user_ids, forgotten)
+        tables = [_to_table(user_ids, name, scores) for name, scores in self.frequencies.items()]
         description = {"question": self.question, "index_size": str(self.index_size)}
         with write_file(path) as partial:
             pq.write_table(pa.concat_tables(tables).replace_schema_metadata(description), partial, compression="zstd")

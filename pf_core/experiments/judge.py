@@ -5,6 +5,7 @@ The scores of the users and the judgement are written to the seed's folder; the 
 
 import time
 
+from pf_core.config.site import Site
 from pf_core.evaluation.embedders import BASELINE_EMBEDDERS, QueryEmbedder, open_model_embedder
 from pf_core.evaluation.protocol import recall_by_density, score_embedder
 from pf_core.evaluation.question import Question
@@ -12,6 +13,7 @@ from pf_core.evaluation.summary import summarize
 from pf_core.experiments.judgement import ByDensity, Judgement
 from pf_core.experiments.plan import JUDGEMENT, SCORES, PlannedSeed, has_content_noise
 from pf_core.experiments.recipe import BASE, Set
+from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.progress import Progress
 from pf_core.storage.files import read_json, write_json
 
@@ -22,7 +24,7 @@ RIVALS = ("pinnersage_20", "pinnersage_5", "mean_of_100")
 """Baselines that are compared with a model that reads noisy content vectors; they read the same vectors."""
 
 
-def judge_seed(plan: PlannedSeed, question: Question, *, progress: Progress) -> Judgement:
+def judge_seed(site: Site, plan: PlannedSeed, question: Question, *, progress: Progress) -> Judgement:
     """Evaluate the trained model or the baseline of `plan`, write scores and judgement, and return the judgement."""
     started = time.monotonic()
     if plan.model is None:
@@ -31,7 +33,7 @@ def judge_seed(plan: PlannedSeed, question: Question, *, progress: Progress) -> 
         embedder = open_model_embedder(question, plan.run_dir / "model", name=plan.title)
     scores = score_embedder(question, embedder, plan.title, frequencies=plan.experiment.frequencies, progress=progress)
     plan.run_dir.mkdir(parents=True, exist_ok=True)
-    scores.write(plan.run_dir / SCORES)
+    scores.write(plan.run_dir / SCORES, forgotten=read_deletion_list(site))
     judgement = Judgement(
         recipe=plan.experiment.name,
         seed=plan.seed,

@@ -114,6 +114,11 @@ def read_ids(path: Path, id_type: IdType, *, key: str = NAME) -> pa.Array:
     return pa.chunked_array([*parts, pa.array(held, arrow_type)], arrow_type).unique().sort()
 
 
+def without_listed(user_ids: pa.Array | pa.ChunkedArray, listed: pa.Array) -> pa.Array | pa.ChunkedArray:
+    """Return the ids with null for those on a list: what stands beside them stays, without saying whose it is."""
+    return pc.if_else(pc.is_in(user_ids, listed), pa.scalar(None, user_ids.type), user_ids)
+
+
 def find_entry(site: Site, user_id: int | str) -> Entry | None:
     """Return the first line of the list with this user; None if the user is not on it."""
     if site.deletion_list is None:

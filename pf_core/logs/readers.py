@@ -57,6 +57,8 @@ def _is_log(match: Path) -> bool:
                 f"{match} is a link to a file that does not exist", "restore the file or remove the link"
             )
         str(match).encode()
+        if not match.is_file() and not match.is_dir():
+            raise PipelineError(f"{match} is no file but a pipe, a socket or a device", "remove it, or change the path")
         return match.is_file()
     except UnicodeEncodeError as error:
         raise PipelineError(f"the name of {match} is not UTF-8", "rename the file") from error

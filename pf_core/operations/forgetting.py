@@ -11,14 +11,17 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pf_core.config.site import Site
 from pf_core.days import ds_range, shift_ds
 from pf_core.embeddings.tables import embedding_state, snapshot_state
+from pf_core.engine.daily_state import DailyState
+from pf_core.engine.local import LocalEngine
+from pf_core.logs.deletion_list import without_listed
 from pf_core.logs.log_day import open_log_day
 from pf_core.logs.partition import ingested_days
 from pf_core.logs.purge import purge_days
@@ -58,9 +61,10 @@ def delete_users(site: Site, user_ids: pa.Array, *, artifacts: Sequence[Path], p
 
     `artifacts` are the folders of the site's artifacts in MLflow.
     """
-    for release, count in forget_users(site, user_ids).items():
+    for release, count in forget_users(site, user_ids, progress).items():
         progress(f"release {release}: {count:,} deleted from the store")
     _purge_logs(site, user_ids, progress)
+    _remove_leftovers(site, progress)
     for path, count in forget_in_exports(site, user_ids).items():
         progress(f"export {path}: {count:,} deleted")
     num_ids = sum(_without_ids(path, user_ids) for path in score_files(site, artifacts))
@@ -85,6 +89,25 @@ def _purge_logs(site: Site, user_ids: pa.Array, progress: Progress) -> None:
     )
 
 
+def _remove_leftovers(site: Site, progress: Progress) -> None:
+    """Remove what killed runs left beside the published days; refused while a run writes an asset.
+
+    Such a run may have read the deletion list before the request. Whoever writes after this has read it since, so the
+    newest days are found when it is over (`plan_rebuild`).
+    """
+    states: list[tuple[DailyState[Any], int]] = [
+        (timeline_state(site), site.timelines.retention_days),
+        (embedding_state(site), site.serving.retention_days),
+        (snapshot_state(site), site.serving.retention_days),
+    ]
+    with LocalEngine(num_workers=1, memory_mb=1, temp_dir=site.workspace / "tmp") as engine:
+        for state, num_days in states:
+            if state.root.exists():
+                with state.writing():
+                    if state.has_only_its_buckets():
+                        state.retain(num_days, engine, progress, thoroughly=True)
+
+
 # Evaluations and benchmarks
 
 
@@ -101,10 +124,9 @@ def _without_ids(path: Path, user_ids: pa.Array) -> int:
     Their scores stay, without saying whose they are: evaluations with the same question are compared row by row.
     """
     scores = read_parquet(path)
-    is_listed = pc.is_in(scores["user_id"], user_ids)
-    num_listed = pc.sum(is_listed).as_py() or 0
+    ids = without_listed(scores["user_id"], user_ids)
+    num_listed = ids.null_count - scores["user_id"].null_count
     if num_listed:
-        ids = pc.if_else(is_listed, pa.scalar(None, scores["user_id"].type), scores["user_id"])
         scores = scores.set_column(scores.schema.get_field_index("user_id"), "user_id", ids)
         with write_file(path) as partial:
             pq.write_table(scores, partial, compression="zstd")

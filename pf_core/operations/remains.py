@@ -30,10 +30,11 @@ from pf_core.operations.search import (
     has_deleted_row,
     has_user,
     tables_below,
+    unnamed_files,
     versions_with,
 )
 from pf_core.schemas import id_arrow_type
-from pf_core.serving.export import files_of_export, recorded_exports
+from pf_core.serving.export import files_of_export, partial_exports, recorded_exports
 from pf_core.serving.releases import DESCRIPTION, opened_store, release_root
 from pf_core.storage.files import is_remote, list_folder, local_dir, read_json
 from pf_core.timelines.build import timeline_state
@@ -131,8 +132,9 @@ def find_remains(
 def _searched(name: str, search: Callable[[], Iterator[Place]]) -> list[Place]:
     try:
         return list(search())
-    except (PipelineError, OSError, pa.ArrowInvalid) as error:
-        return [Place(name=name, searched="not all", found=(f"it cannot be searched: {error}",), is_overdue=True)]
+    except Exception as error:  # of any library, about a damaged file or a server that is away: nobody knows
+        reason = str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
+        return [Place(name=name, searched="not all", found=(f"it cannot be searched: {reason}",), is_overdue=True)]
 
 
 # Logs
@@ -150,7 +152,7 @@ def _raw_actions(site: Site, ids: pa.Array) -> Iterator[Place]:
         found += [f"{build}, of a killed run" for path in tables_below(build) if has_user(path, ids)][:1]
     yield _place("raw_actions", _number(days, "day"), found, until=FORGET_AGAIN, is_overdue=True)
     scratch = [str(path) for tmp in _tmp_folders(site) for path in list_folder(tmp)]
-    until = "the runs that write them end; `pf forget` removes those of killed ingestions"
+    until = "the runs that write them end; of killed runs, `pf forget` removes those of ingestions, others you remove"
     yield _place("temporary files", "names only", scratch, until=until)
 
 
@@ -183,7 +185,10 @@ def _unpublished_builds(site: Site) -> Iterator[Path]:
 
 
 def _tmp_folders(site: Site) -> list[Path]:
-    return [folder for folder in {site.workspace / "tmp", site.directory / "tmp"} if folder.is_dir()]
+    folders = {site.workspace / "tmp", site.directory / "tmp"} | (
+        {local_dir() / "tmp"} if is_remote(site.directory) else set()
+    )
+    return [folder for folder in folders if folder.is_dir()]
 
 
 def _pin_counts(site: Site) -> Iterator[Place]:
@@ -209,10 +214,12 @@ def _state(state: DailyState[Any], ids: pa.Array, retention_days: int) -> Iterat
     is_overdue = bool(left) and left[-1] == days[-1]
     found = _ranges(left)
     unnamed = set(versions) - set(version_of.values())
+    if leftovers := unnamed_files(path) if path.exists() else []:
+        found.append(f"{_number(leftovers, 'file')} of killed runs in {path.name}, which nobody can search")
     found += [f"version {version} of {path.name}, which no day names" for version in sorted(unnamed)]
     if days and not is_overdue and has_deleted_row(path, version_of[days[-1]], ids):
         found.append(f"files of {days[-1]}, in a deleted row, until they are compacted")
-    until = "the next day is built"
+    until = "the next day is built, or `pf forget` is called"
     if left:
         until = f"{shift_ds(left[-1], retention_days)} is built (retention_days: {retention_days})"
     if is_overdue:
@@ -234,6 +241,8 @@ def _exports(site: Site, ids: pa.Array) -> Iterator[Place]:
     records = recorded_exports(site)
     paths = {record["path"]: Path(record["path"]).is_dir() for record in records}
     found = [str(path) for record in records for path in files_of_export(record, ids) if has_user(path, ids)]
+    partials = sorted({str(path) for record in records for path in partial_exports(record)})
+    found += [f"{path}, an export that is not complete, and is not searched" for path in partials]
     searched = _number([path for path, is_there in paths.items() if is_there], "export")
     if moved := [path for path, is_there in paths.items() if not is_there]:
         searched += f"; no longer where they were written, and not searched: {', '.join(moved)}"

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pf_core.hashing import bucket_of
-from pf_core.storage.files import is_remote, open_arrow
+from pf_core.storage.files import is_remote, list_folder, open_arrow
 
 USER = "user_id"
 
@@ -77,6 +77,13 @@ def has_deleted_row(path: Path, version: int, ids: pa.Array) -> bool:
         columns=[USER], include_deleted_rows=True, with_row_id=True
     )
     return any(pc.any(pc.is_in(batch.column(USER), ids)).as_py() for batch in scanner.to_batches())
+
+
+def unnamed_files(path: Path) -> list[str]:
+    """Return the data files of a Lance dataset that no version names: a killed run left them, or one is at work."""
+    versions = [lance.dataset(str(path), version=each["version"]) for each in lance.dataset(str(path)).versions()]
+    named = {file.path for dataset in versions for part in dataset.get_fragments() for file in part.data_files()}
+    return sorted(file.name for file in list_folder(path / "data") if file.name not in named)
 
 
 def bucket_number(ids: pa.Array, num_buckets: int) -> int:

@@ -196,7 +196,7 @@ def _ids(values: Sequence[Id] | pa.Array, id_type: IdType) -> pa.Array:
         if len(ids) and not is_right(ids.type):
             raise PipelineError(f"user ids of this site are of type {id_type}, not {ids.type}")
         ids = ids if ids.type == id_arrow_type(id_type) else ids.cast(id_arrow_type(id_type))
-    except (pa.ArrowException, OverflowError) as error:
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
         raise PipelineError(f"user ids of this site are of type {id_type}: {error}") from error
     if ids.null_count:
         raise PipelineError("a user id is missing")

@@ -5,6 +5,7 @@ who are forgotten later can be deleted from it, as long as it stays where it was
 """
 
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -27,6 +28,10 @@ from pf_core.storage.files import list_folder, read_json, write_file, write_json
 from pf_core.storage.privacy import private
 
 BATCH_ROWS = 65_536
+
+
+PARTIAL = ".tmp"
+"""End of the name of an export that is being written, or whose run was killed."""
 
 
 class ExportRecord(TypedDict):
@@ -52,22 +57,22 @@ def export_embeddings(
     ds = ds or next(reversed(state.days()), None)
     if ds is None:
         raise PipelineError(f"{state.asset} has no day yet")
-    forgotten = None
     if what == "users":
         _record(site, out, ds)
-        forgotten = read_deletion_list(site)
     with private(out.parent), state.held(ds) as day:
-        return _write(day, out, forgotten, progress)
+        return _write(site, day, out, progress)
 
 
-def _write(day: StateDay[Any], out: Path, forgotten: pa.Array | None, progress: Progress) -> int:
+def _write(site: Site, day: StateDay[Any], out: Path, progress: Progress) -> int:
     """Write the files of an export without the forgotten users; return the number of rows."""
     state, ds = day.state, day.manifest["ds"]
-    partial = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    partial = out.with_name(f".{out.name}.{os.getpid()}{PARTIAL}")
     shutil.rmtree(partial, ignore_errors=True)
     num_rows = 0
     try:
         partial.mkdir(parents=True)
+        # After the folder is there: `pf forget` removes it, if the request comes later.
+        forgotten = read_deletion_list(site) if state.asset == "user_embedding_snapshot" else None
         for bucket, dataset in enumerate(day.buckets()):
             reader = dataset.scanner(batch_size=BATCH_ROWS).to_reader()
             with pq.ParquetWriter(_file(partial, bucket), reader.schema, compression="lz4") as writer:
@@ -79,6 +84,11 @@ def _write(day: StateDay[Any], out: Path, forgotten: pa.Array | None, progress: 
                     num_rows += len(rows)
             progress(f"{state.asset} {ds}: {bucket + 1} of {state.num_buckets} buckets, {num_rows:,} rows")
         os.replace(partial, out)
+    except FileNotFoundError as error:
+        raise PipelineError(
+            f"{partial} was removed while the export was written, as `pf forget` does, because it may hold the user",
+            "export again",
+        ) from error
     except OSError as error:
         raise PipelineError(f"cannot write to {out}: {error}") from error
     finally:
@@ -125,10 +135,22 @@ def files_of_export(record: ExportRecord, user_ids: pa.Array) -> Iterator[Path]:
             yield path
 
 
+def partial_exports(record: ExportRecord) -> list[Path]:
+    """Return the folders of exports to the same place that are being written, or whose runs were killed."""
+    out = Path(record["path"])
+    name = re.compile(rf"\.{re.escape(out.name)}\.[0-9]+{re.escape(PARTIAL)}")
+    return [path for path in list_folder(out.parent) if name.fullmatch(path.name)]
+
+
 def forget_in_exports(site: Site, user_ids: pa.Array) -> dict[str, int]:
-    """Delete users from the exports that are where they were written; return for each how many rows it had."""
+    """Delete users from the exports that are where they were written; return for each how many rows it had.
+
+    An export that is not complete is removed: its run was killed, or it may have read the list before the request.
+    """
     deleted: dict[str, int] = {}
     for record in recorded_exports(site):
+        for partial in partial_exports(record):
+            shutil.rmtree(partial)
         num_rows = sum(_delete_users(path, user_ids) for path in files_of_export(record, user_ids))
         deleted[record["path"]] = deleted.get(record["path"], 0) + num_rows
     return deleted

@@ -155,7 +155,10 @@ class PinIndex:
         return vectors
 
     def row_of(self, pin_id: int | str) -> int | None:
-        """Return the label of a pin, or None if it is not in the index."""
+        """Return the label of a pin, or None if it is not in the index. An id of another type is refused."""
+        is_int = pa.types.is_integer(self.pin_ids.type)
+        if not isinstance(pin_id, (int, np.integer) if is_int else str) or isinstance(pin_id, bool):
+            raise PipelineError(f"pin ids of this site are of type {self.pin_ids.type}, not {type(pin_id).__name__}")
         row = bisect.bisect_left(range(len(self)), pin_id, key=lambda label: self.pin_ids[label].as_py())
         return row if row < len(self) and self.pin_ids[row].as_py() == pin_id else None
 

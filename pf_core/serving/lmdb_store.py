@@ -112,6 +112,8 @@ _environments = _Environments()
 def _open_environment(path: Path) -> lmdb.Environment:
     if not (path / DATA).exists():
         raise FileNotFoundError(f"no store in {path}")
+    if not (path / DATA).stat().st_size:  # LMDB would take it for a new store, and find nobody
+        raise _cut_off(path)
     try:
         environment = lmdb.open(
             str(path),
@@ -126,8 +128,19 @@ def _open_environment(path: Path) -> lmdb.Environment:
             f"the store in {path} cannot be opened ({error})",
             "check that the service may read data.mdb and write lock.mdb",
         ) from error
+    num_bytes = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+    if (path / DATA).stat().st_size < num_bytes:  # the kernel kills whoever reads a page that is not there
+        environment.close()
+        raise _cut_off(path)
     environment.reader_check()  # frees the slots of readers that were killed
     return environment
+
+
+def _cut_off(path: Path) -> PipelineError:
+    return PipelineError(
+        f"the store in {path} is damaged: {DATA} is cut off",
+        "publish the day again, or return to an earlier release with: pf rollback",
+    )
 
 
 # The store

@@ -7,6 +7,7 @@ import pyarrow as pa
 from pf_core.config.site import Site
 from pf_core.errors import PipelineError
 from pf_core.logs.deletion_list import read_deletion_list
+from pf_core.progress import Progress
 from pf_core.serving.releases import (
     DESCRIPTION,
     PublishedReleases,
@@ -19,6 +20,7 @@ from pf_core.serving.releases import (
     release_root,
     write_published,
 )
+from pf_core.serving.retention import sweep
 from pf_core.storage.files import is_remote, write_json
 from pf_core.storage.locks import exclusive
 
@@ -55,9 +57,13 @@ def rollback(site: Site, *, to: str | None = None) -> ReleaseManifest:
         return read_release(release_root(site) / target)
 
 
-def forget_users(site: Site, ids: pa.Array) -> dict[str, int]:
-    """Delete users from the store of every release; returns for each release how many of them it had."""
+def forget_users(site: Site, ids: pa.Array, progress: Progress) -> dict[str, int]:
+    """Delete users from the store of every release; returns for each release how many of them it had.
+
+    What killed publications left is removed, because nobody would delete the users from it.
+    """
     with exclusive(release_root(site), "release"):
+        sweep(site, None, progress)
         deleted = {folder.name: _delete_users(site, folder, ids) for folder in release_folders(site)}
         published = read_published(site)
         if published.current is not None and is_remote(release_root(site)):

@@ -353,13 +353,31 @@ def plain_etag(info: dict[str, Any]) -> str:
     return str(info["ETag"]).strip('"')
 
 
+class _Described(dict[str, Any]):
+    """Content of a JSON file: a key that it should have and has not is a damage of the file, not of the code."""
+
+    path: Path
+
+    def __missing__(self, key: str) -> Any:
+        raise _damaged(self.path, f"it has no {key!r}")
+
+
+def _damaged(path: Path, fault: object) -> PipelineError:
+    return PipelineError(f"{path} is damaged ({fault})", "re-run the partition that writes it")
+
+
 def read_json(path: Path) -> Any:
-    """Read a JSON file; a damaged one is a PipelineError."""
+    """Read a JSON file, which holds an object; a damaged one is a PipelineError, also when a missing key is read."""
     try:
         with reaching(path):
-            return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise PipelineError(f"{path} is damaged ({error})", "re-run the partition that writes it") from error
+            content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, error) from error
+    if not isinstance(content, dict):
+        raise _damaged(path, "it holds no JSON object")
+    described = _Described(content)
+    described.path = path
+    return described
 
 
 def find_json(path: Path) -> Any | None:

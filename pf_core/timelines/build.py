@@ -22,6 +22,7 @@ from pf_core.engine.daily_state import DailyState, StateDay, StateManifest, open
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import bucket_of
 from pf_core.logs.checks import judge_quarantine
+from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.logs.log_day import LogDay, open_log_day, refuse_if_changed, relying_on_log_day
 from pf_core.logs.partition import RawManifest, raw_digest, read_manifest
 from pf_core.progress import Progress
@@ -79,7 +80,7 @@ def timeline_state(site: Site) -> TimelineState:
 
 
 def build_timelines(
-    site: Site, days: Sequence[str], *, engine: Engine, forgotten: pa.Array, rebuild: bool, progress: Progress
+    site: Site, days: Sequence[str], *, engine: Engine, rebuild: bool, progress: Progress
 ) -> Iterator[TimelineManifest]:
     """Build the partitions of ascending days, each from the day before; yield each published manifest.
 
@@ -92,6 +93,7 @@ def build_timelines(
     manifests = (read_manifest(site, log_ds) for log_ds in log_days)
     _refuse_if_quarantined(site, (manifest for manifest in manifests if manifest is not None))
     with state.writing():
+        forgotten = read_deletion_list(site)  # here: a request that comes now waits for this run (`pf forget`)
         for ds in days:
             from_logs = ds == site.start_ds or (rebuild and ds == days[0])
             base = None if from_logs else _previous(site, state, ds)

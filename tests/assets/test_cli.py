@@ -3,6 +3,7 @@ import importlib
 import inspect
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -219,6 +220,7 @@ def test_an_instance_is_made_before_runs_share_it(tmp_path: Path, monkeypatch: p
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     monkeypatch.delenv("PF_SITE", raising=False)
     (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
-    prepare_instance(tmp_path / "site.yaml")
+    with ThreadPoolExecutor(4) as threads:  # at once: without the lock, its databases are damaged for good
+        list(threads.map(prepare_instance, [tmp_path] * 4))
     made = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.db"))
     assert made == ["history/runs.db", "history/runs/index.db", "schedules/schedules.db"]

@@ -238,6 +238,34 @@ def test_pages_in_dagster_are_searched(
     assert found["pages in Dagster"]["state"] == "left"
     assert found["pages in Dagster"]["found"][0].startswith(f"{START}, run ")
     assert verified("1")["pages in Dagster"]["state"] == "gone"  # 41 and p1 are others
+    database = Path(stored_instance.root_directory, "history", "runs", "index.db")
+    database.write_bytes(b"no database" * 1000)
+    found = verified("41")
+    assert not found["is_forgotten"]
+    assert found["pages in Dagster"]["found"][0].startswith("they cannot be searched: ")
+
+
+def test_logs_of_runs_are_searched(
+    daily_sites: DailySites, use: Use, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use(daily_sites.new())
+    home = tmp_path / "home"
+    (home / "logs").mkdir(parents=True)
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    (home / "logs" / "pf-1.log").write_text("raw_actions: 12,345 users, 4711\nuser 1234567 is late\n")
+    assert verified("1234567")["logs of runs"]["found"] == [str(home / "logs" / "pf-1.log")]
+    assert verified("1234567")["logs of runs"]["state"] == "left"
+    assert verified("123456")["logs of runs"]["state"] == "gone"
+    assert verified("4711")["logs of runs"]["searched"].startswith("not searched: so short an id is a number")
+
+
+def test_what_mlflow_keeps_is_unknown_when_it_is_away(daily_sites: DailySites, use: Use) -> None:
+    site = daily_sites.new()
+    use(site)
+    (Tracking(site).root / "mlflow.db").write_bytes(b"no database" * 1000)
+    found = verified("1")
+    assert not found["is_forgotten"]
+    assert found["MLflow"]["found"][0].startswith("it cannot be searched: ")
 
 
 # The command

@@ -13,8 +13,10 @@ from pf_core.embeddings.users import embed_days
 from pf_core.engine.base import Engine
 from pf_core.engine.local import LocalEngine
 from pf_core.evaluation.promotion import NamedModel, evaluate_and_decide
-from pf_core.logs.deletion_list import read_deletion_list
+from pf_core.logs.deletion_list import add_to_deletion_list, read_deletion_list
 from pf_core.logs.ingest import ingest_days
+from pf_core.operations.forgetting import delete_users
+from pf_core.operations.remains import find_remains
 from pf_core.pins.features import build_pin_features
 from pf_core.serving.build_index import build_index_days
 from pf_core.serving.export import export_embeddings
@@ -62,8 +64,7 @@ def pin_features(site: Site, ds: str, engine: Engine, *, model: str) -> None:
 
 
 def user_timelines(site: Site, ds: str, engine: Engine, *, model: str) -> None:
-    forgotten = read_deletion_list(site)
-    _all(build_timelines(site, [ds], engine=engine, forgotten=forgotten, rebuild=False, progress=_silent))
+    _all(build_timelines(site, [ds], engine=engine, rebuild=False, progress=_silent))
 
 
 def training_set(site: Site, ds: str, engine: Engine, *, model: str) -> None:
@@ -116,14 +117,13 @@ def user_embeddings(site: Site, ds: str, engine: Engine, *, model: str) -> None:
             model_for=lambda _: served(site, model),
             everyone=False,
             engine=engine,
-            forgotten=read_deletion_list(site),
             progress=_silent,
         )
     )
 
 
 def user_embedding_snapshot(site: Site, ds: str, engine: Engine, *, model: str) -> None:
-    _all(merge_days(site, [ds], engine=engine, forgotten=read_deletion_list(site), progress=_silent))
+    _all(merge_days(site, [ds], engine=engine, progress=_silent))
 
 
 def _model_of_users(site: Site, ds: str) -> ServedModel:
@@ -195,9 +195,23 @@ def build_base(root: Path, trains: bool) -> None:
         run_stage(root, stage, DAYS[3])
 
 
+def forget(root: Path, user: int) -> None:
+    """Do what `pf forget` does until Dagster builds the newest days again."""
+    site = open_site(root)
+    add_to_deletion_list(site, [user])
+    delete_users(site, read_deletion_list(site), artifacts=[], progress=_silent)
+
+
+def remains(root: Path, user: int) -> dict[str, str]:
+    found = find_remains(open_site(root), user, artifacts=[], models=[])
+    return {place.name: place.state for place in found.places if place.state != "gone"}
+
+
 CALLS: dict[str, Callable[..., Any]] = {
     "base": build_base,
     "stage": run_stage,
+    "forget": forget,
+    "remains": remains,
     "change_log": change_log,
     "content": content_of,
 }

@@ -91,7 +91,7 @@ def _registered(folder: Path) -> Path:
             shutil.rmtree(home, ignore_errors=True)
             home.mkdir()
             (home / "dagster.yaml").write_text(INSTANCE)
-            prepare_instance(home / SITE_FILE)  # only the folder of this file counts
+            prepare_instance(home)
             (folder / "complete").touch()
     return folder
 

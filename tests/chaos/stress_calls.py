@@ -14,7 +14,6 @@ from pf_core.embeddings.checks import judge_embeddings, judge_one_model, judge_p
 from pf_core.embeddings.tables import embedding_state, pin_embedding_state, snapshot_state
 from pf_core.engine.daily_state import StateDay
 from pf_core.engine.local import LocalEngine
-from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.logs.log_day import open_log_day
 from pf_core.operations.inspect import newest_actions
 from pf_core.operations.repair import plan_repair
@@ -134,10 +133,7 @@ def _export(site: Site) -> None:
 
 def _rebuild(site: Site) -> None:
     with LocalEngine(num_workers=1, memory_mb=256, temp_dir=site.workspace / "tmp") as engine:
-        forgotten = read_deletion_list(site)
-        for _ in build_timelines(
-            site, [AGAIN], engine=engine, forgotten=forgotten, rebuild=True, progress=lambda _: None
-        ):
+        for _ in build_timelines(site, [AGAIN], engine=engine, rebuild=True, progress=lambda _: None):
             pass
 
 

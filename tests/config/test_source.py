@@ -343,6 +343,10 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None
     assert "must hold a mapping" in refusal(tmp_path, text)
 
 
+def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    assert "nested too deeply" in refusal(tmp_path, "name: shop\nsource: " + 3000 * "{a: " + "1" + 3000 * "}")
+
+
 @pytest.mark.parametrize("text", ["name: [shop\n", "name:\n\tshop\n"])
 def test_a_file_that_is_no_yaml_is_refused(tmp_path: Path, text: str) -> None:
     assert "not valid YAML" in refusal(tmp_path, text)

@@ -30,6 +30,7 @@ from pf_core.embeddings.vectors import column_of, matrix_of
 from pf_core.engine.daily_state import Manifest, create_bucket, replace_rows, take_rows
 from pf_core.errors import PipelineError
 from pf_core.hashing import bucket_of, digest_of
+from pf_core.logs.deletion_list import add_to_deletion_list
 from pf_core.schemas import INPUT_HASH, TIMESTAMP, id_arrow_type, user_embeddings_schema
 from tests.support.records import list_columns
 from tests.support.sites import START, SmallSite
@@ -102,8 +103,8 @@ def write_delta(
 
 
 def merge(site: SmallSite, days: list[str], forgotten: tuple[Any, ...] = ()) -> list[Manifest]:
-    ids = pa.array(forgotten, id_arrow_type(site.site.source.actions.user_id.type))
-    return list(merge_days(site.site, days, engine=site.engine, forgotten=ids, progress=lambda _: None))
+    add_to_deletion_list(site.site, forgotten)
+    return list(merge_days(site.site, days, engine=site.engine, progress=lambda _: None))
 
 
 def with_serving(site: SmallSite, **settings: Any) -> SmallSite:
@@ -512,12 +513,10 @@ CRASH_OPTIONS: dict[str, Any] = {"timelines": {"num_buckets": 24}}
 MERGE = """
 import sys
 from pathlib import Path
-import pyarrow as pa
 from pf_core.embeddings.snapshot import merge_days
 from tests.support.sites import SmallSite
 site = SmallSite(Path(sys.argv[1]), {options})
-nobody = pa.array([], pa.int64())
-list(merge_days(site.site, [sys.argv[2]], engine=site.engine, forgotten=nobody, progress=print))
+list(merge_days(site.site, [sys.argv[2]], engine=site.engine, progress=print))
 """
 
 

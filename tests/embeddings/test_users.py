@@ -28,7 +28,6 @@ from pf_core.embeddings.vectors import matrix_of
 from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
 from pf_core.hashing import bucket_of, digest_of
-from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.model.checkpoint import save_model
 from pf_core.model.towers import PinnerFormer
 from pf_core.pins.features import build_pin_features
@@ -109,7 +108,6 @@ class DailySite:
             model_for=lambda ds: served or model(ds),  # type: ignore[operator]
             everyone=everyone,
             engine=engine or self.small.engine,
-            forgotten=read_deletion_list(self.site),
             progress=self.said.append,
         )
         return list(made)

@@ -24,7 +24,6 @@ from pf_core.embeddings.snapshot import merge_days
 from pf_core.embeddings.users import embed_days
 from pf_core.engine.base import Result, Task
 from pf_core.engine.local import LocalEngine
-from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.model.checkpoint import save_model
 from pf_core.model.towers import PinnerFormer
 from pf_core.pins.features import build_pin_features
@@ -116,7 +115,7 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[bytes]]:
     small = make_site(root / "alone")
     engine = PicklingEngine(temp_dir=root / "tmp")
     small.engine = engine
-    site, served, forgotten = small.site, make_model(root / "model"), read_deletion_list(small.site)
+    site, served = small.site, make_model(root / "model")
     small.ingest([START])
     sent["raw_actions"] = engine.take_sent()
     list(build_pin_features(site, [START], engine=engine, progress=quiet))
@@ -126,9 +125,9 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[bytes]]:
     build_training_set(site, cut_ds=START, engine=engine, progress=quiet)
     sent["training_set"] = engine.take_sent()
     options: dict[str, Any] = {"engine": engine, "progress": quiet}
-    list(embed_days(site, [START], model_for=lambda ds: served, everyone=True, forgotten=forgotten, **options))
+    list(embed_days(site, [START], model_for=lambda ds: served, everyone=True, **options))
     sent["user_embeddings"] = engine.take_sent()
-    list(merge_days(site, [START], forgotten=forgotten, **options))
+    list(merge_days(site, [START], **options))
     sent["user_embedding_snapshot"] = engine.take_sent()
     list(embed_pin_days(site, [START], model_for=lambda ds: served, **options))
     engine.take_sent()

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch import Tensor
@@ -289,7 +290,7 @@ def test_recall_grows_as_the_index_thins(question: Question, monkeypatch: pytest
 
 def test_scores_survive_their_file(question: Question, model_dir: Path, tmp_path: Path) -> None:
     scores = score_model(question, model_dir, frequencies=EVERY, progress=silent)
-    scores.write(tmp_path / "scores.parquet")
+    scores.write(tmp_path / "scores.parquet", forgotten=pa.array([], pa.int64()))
     read = read_scores(tmp_path / "scores.parquet")
     assert (read.question, read.index_size) == (question.fingerprint, 120)
     assert read.user_ids.equals(scores.user_ids)
@@ -298,6 +299,17 @@ def test_scores_survive_their_file(question: Question, model_dir: Path, tmp_path
     for word, recall in scores.frequencies["daily"].recall_at_10_by_type.items():
         np.testing.assert_array_equal(read.frequencies["daily"].recall_at_10_by_type[word], recall)
     assert [path.name for path in tmp_path.glob("*scores*")] == ["scores.parquet"]
+
+
+def test_scores_have_no_id_of_a_user_who_was_forgotten_meanwhile(
+    question: Question, model_dir: Path, tmp_path: Path
+) -> None:
+    """A training set keeps its users until the next one: an evaluation on it must not write their ids again."""
+    scores = score_model(question, model_dir, frequencies=("once",), progress=silent)
+    _, *stay = scores.user_ids.to_pylist()
+    scores.write(tmp_path / "scores.parquet", forgotten=scores.user_ids.slice(0, 1))
+    assert read_scores(tmp_path / "scores.parquet").user_ids.to_pylist() == [None, *stay]
+    assert same(read_scores(tmp_path / "scores.parquet"), scores)
 
 
 def test_the_interval_of_a_mean() -> None:

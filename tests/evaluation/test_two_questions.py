@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -479,7 +480,7 @@ def test_no_positive_is_new(data: TrainingSet, tmp_path: Path) -> None:
         assert math.isnan(summary["discovery_at_10"])
         assert math.isnan(summary["discovery_at_50"])
         assert all(map(math.isnan, summary["discovery_at_10_interval"]))
-        scores.write(tmp_path / "scores.parquet")
+        scores.write(tmp_path / "scores.parquet", forgotten=pa.array([], pa.int64()))
         assert read_scores(tmp_path / "scores.parquet").frequencies["once"].num_new.tolist() == [0]
     assert (
         summarize(score_baseline(question, "own_frequency", frequencies=("once",), progress=silent))["once"][
@@ -504,7 +505,7 @@ def test_without_interests_there_is_no_entropy(tmp_path: Path) -> None:
         data = write_set(tmp_path / str(interests), TRAIN, interests=interests)
         question = draw_question(data, FIVE, index_pin=np.arange(99))
         scores = score_baseline(question, "popularity_7d", frequencies=("once",), progress=silent)
-        scores.write(tmp_path / "scores.parquet")
+        scores.write(tmp_path / "scores.parquet", forgotten=pa.array([], pa.int64()))
         for each in (scores, read_scores(tmp_path / "scores.parquet")):
             assert ("interest_entropy_at_50" in summarize(each)["once"]) == is_there
             assert (each.frequencies["once"].interest_entropy_at_50 is not None) == is_there

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -218,7 +219,7 @@ def test_every_experiment_is_trained_and_judged(tiny_site: Site, tmp_path: Path)
     recall = {}
     for name, experiment in known.items():
         scores = run(experiment, tiny_site, question, tmp_path / name)
-        scores.write(tmp_path / "scores.parquet")
+        scores.write(tmp_path / "scores.parquet", forgotten=pa.array([], pa.int64()))
         scores = read_scores(tmp_path / "scores.parquet")
         assert tuple(scores.frequencies) == experiment.frequencies, name
         assert scores.question == question.fingerprint

@@ -46,7 +46,7 @@ def run(site: Site, days: list[str]) -> dict[int, list[tuple[str, str, float]]]:
     nobody = pa.array([], pa.int64())
     with LocalEngine(num_workers=1, memory_mb=512, temp_dir=site.directory / "tmp") as engine:
         list(ingest_days(site, days, engine=engine, forgotten=nobody, progress=str))
-        list(build_timelines(site, days, engine=engine, forgotten=nobody, rebuild=False, progress=str))
+        list(build_timelines(site, days, engine=engine, rebuild=False, progress=str))
         list(build_pin_features(site, days, engine=engine, progress=str))
     result = {}
     for bucket in range(site.timelines.num_buckets):

@@ -624,6 +624,10 @@ def test_a_file_that_cannot_be_read_is_not_left_out(tmp_path: Path, monkeypatch:
     with pytest.raises(PipelineError, match=r"the name of .*caf\\udce9.csv is not UTF-8; rename the file"):
         find_files(Files(path="name/*.csv"), tmp_path)
 
+    os.mkfifo(tmp_path / "gone" / "pipe.log")  # opening it would wait for a writer, maybe for ever
+    with pytest.raises(PipelineError, match=r"pipe.log is no file but a pipe, a socket or a device; remove it"):
+        find_files(Files(path="gone/*.log", format="csv"), tmp_path)
+
     def denied(path: Path) -> bool:
         raise PermissionError(13, "Permission denied")
 

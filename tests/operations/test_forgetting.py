@@ -30,11 +30,12 @@ from pf_core.operations.forgetting import (
 from pf_core.operations.remains import Place, Remains, TrainedModel, find_remains
 from pf_core.pins.counts import day_counts
 from pf_core.serving.export import export_embeddings
-from pf_core.serving.releases import release_root
+from pf_core.serving.lmdb_store import LmdbStore
+from pf_core.serving.releases import BUILDING, release_root
 from pf_core.storage.files import read_json, write_json
 from pf_core.storage.locks import exclusive
 from pf_core.timelines.build import timeline_state
-from tests.support.releases import NUM_BUCKETS, publish_day, silent, split_rows, user_rows, write_snapshot
+from tests.support.releases import DIM, NUM_BUCKETS, publish_day, silent, split_rows, user_rows, write_snapshot
 from tests.support.sites import START, SmallSite
 
 DAYS = ds_range(START, shift_ds(START, 3))
@@ -140,6 +141,8 @@ def test_a_user_is_found_everywhere_and_then_only_where_the_site_says_until_when
         "release 2026-01-02.1: 1 deleted from the store",
         "raw_actions: 4 actions and 4 rejected rows deleted on 4 days; "
         "8 others lost their content, because nobody can tell whose they are",
+        "user_timelines: 4 days kept, 0.0 MB of older versions removed",
+        "user_embedding_snapshot: 2 days kept, 0.0 MB of older versions removed",
         f"export {small.root / 'exported'}: 1 deleted",
         "evaluations: 2 ids deleted from the scores of users",
     ]
@@ -162,7 +165,7 @@ def test_a_second_time_changes_nothing(small: SmallSite) -> None:
     before = {path: path.stat().st_mtime_ns for path in small.site.directory.rglob("*.parquet")}
     lines: list[str] = []
     forget(small.site, USER, progress=lines.append)
-    assert all(": 0 " in line or "0 actions" in line for line in lines)
+    assert all(": 0 " in line or "0 actions" in line or "0.0 MB" in line for line in lines)
     assert {path: path.stat().st_mtime_ns for path in small.site.directory.rglob("*.parquet")} == before
 
 
@@ -231,6 +234,20 @@ def test_what_killed_runs_left_is_found_and_removed(small: SmallSite) -> None:
     assert states(remains(site)).keys() & {"raw_actions", "temporary files"} == set()
 
 
+def test_the_store_of_a_killed_publication_is_found_and_removed(small: SmallSite) -> None:
+    """Nobody reads it, and the next publication removes it; but after a rollback there may be none for long."""
+    forget(small.site, USER)
+    root = release_root(small.site)
+    left = root / f"{BUILDING}2026-01-03.1"
+    shutil.copytree(root / "2026-01-02.1", left)
+    store = LmdbStore(left / "users", num_buckets=NUM_BUCKETS, embedding_dim=DIM)
+    store.build(split_rows(user_rows([USER], 1)), num_users=1)
+    assert by_name(remains(small.site))["stores of releases"].found == (left.name,)
+    forget(small.site)
+    assert by_name(remains(small.site))["stores of releases"].state == "gone"
+    assert not left.exists()
+
+
 def test_a_table_that_nobody_expects_is_found(small: SmallSite) -> None:
     forget(small.site, USER)
     path = small.site.directory / "somebodys" / "copy.parquet"
@@ -261,8 +278,9 @@ def test_a_place_that_cannot_be_searched_is_overdue(small: SmallSite) -> None:
     (release_root(small.site) / "2026-01-02.1" / "users" / "data.mdb").write_bytes(b"\0" * 8192)
     path = small.site.directory / "offline_evaluation" / "scores.parquet"
     path.write_bytes(path.read_bytes()[:-9])
+    timeline_state(small.site).manifest_path(DAYS[0]).write_text('{"ds": "2026-01-01"}')
     found = by_name(remains(small.site))
-    for name in ("stores of releases", "evaluations"):
+    for name in ("stores of releases", "evaluations", "user_timelines"):
         assert found[name].state == "overdue"
         assert found[name].found[0].startswith("it cannot be searched: ")
 

@@ -62,7 +62,6 @@ def build(site: Site, plan: RepairPlan) -> None:
                 site,
                 plan.timeline_days,
                 engine=engine,
-                forgotten=forgotten,
                 rebuild=plan.rebuild_timelines,
                 progress=silent,
             )
@@ -74,11 +73,10 @@ def build(site: Site, plan: RepairPlan) -> None:
                 model_for=lambda ds: model,
                 everyone=False,
                 engine=engine,
-                forgotten=forgotten,
                 progress=silent,
             )
         )
-        list(merge_days(site, plan.embedding_days, engine=engine, forgotten=forgotten, progress=silent))
+        list(merge_days(site, plan.embedding_days, engine=engine, progress=silent))
         list(embed_pin_days(site, [newest], model_for=lambda ds: model, engine=engine, progress=silent))
         list(build_index_days(site, [newest], engine=engine, progress=silent))
         publish_release(site, newest, engine=engine, progress=silent)

@@ -142,7 +142,7 @@ def test_a_forgotten_user_leaves_the_copies_of_other_machines(
     assert serving.release().look_up([USERS[3]]).found_N.all()
     with monkeypatch.context() as other:
         other.setenv("PF_LOCAL_DIR", str(tmp_path / "another-machine"))
-        assert forget_users(served, pa.array([USERS[3]])) == {"2026-01-01.1": 1, "2026-01-02.1": 1}
+        assert forget_users(served, pa.array([USERS[3]]), str) == {"2026-01-01.1": 1, "2026-01-02.1": 1}
     with pytest.raises(UnknownIdError):
         serving.release().recommend(USERS[3])
     assert serving.release().look_up([USERS[4]]).found_N.all()

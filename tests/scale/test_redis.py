@@ -103,7 +103,7 @@ def test_releases_follow_each_other(site: Site, nodes: RedisNodes) -> None:
     with nodes.client() as client:
         assert client.get(f"{site.serving.store.key_prefix}:small:current") == b"2026-01-01.1"
     rollback(site, to="2026-01-02.1")
-    assert forget_users(site, pa.array([3, 50, 999_999])) == {"2026-01-01.1": 2, "2026-01-02.1": 2}
+    assert forget_users(site, pa.array([3, 50, 999_999]), str) == {"2026-01-01.1": 2, "2026-01-02.1": 2}
     left = [user for user in USERS if user not in (3, 50)]
     assert_serves(site, "2026-01-02.1", version=1, users=left)
 

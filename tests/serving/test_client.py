@@ -283,3 +283,15 @@ def _publish_and_watch(site: Site, over: Path, num_days: int = 20) -> list[set[s
             thread.join()
     assert errors == []
     return seen
+
+
+@pytest.mark.parametrize("other", ["pin\ud800", None, 1.0, True, 2**70, [1], b"pin01"])
+def test_ids_of_other_types_are_refused(tmp_path: Path, other: object) -> None:
+    """A service passes what it is asked for: that is never somebody else, and never a traceback of a library."""
+    site = make_site(tmp_path)
+    publish_day(site, DAY, [1, 2], 1)
+    release = Serving(site).release()
+    with pytest.raises(PipelineError):
+        release.recommend(other)  # type: ignore[arg-type]
+    with pytest.raises(PipelineError):
+        release.similar(other)  # type: ignore[arg-type]

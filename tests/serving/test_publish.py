@@ -260,7 +260,7 @@ def test_a_release_that_is_read_stays_until_it_is_not(tmp_path: Path) -> None:
     assert folders(site) == ["2026-01-01.1", "2026-01-03.1", "2026-01-04.1"]
     with pytest.raises(PipelineError, match="there is no release"):
         rollback(site, to="2026-01-01.1")
-    assert forget_users(site, pa.array([3]))["2026-01-01.1"] == 1  # also for readers that have it open
+    assert forget_users(site, pa.array([3]), str)["2026-01-01.1"] == 1  # also for readers that have it open
     assert not held.embeddings([3])[1].any()
     del held
     publish_day(site, DAYS[4], USERS[:50], version=4)
@@ -322,13 +322,13 @@ def test_forgotten_users_leave_every_release_at_once(site: Site) -> None:
         publish_day(site, ds, USERS[: 50 + version], version)
     reader = Serving(site).release()
     assert reader.embeddings([3, 50])[1].all()
-    assert forget_users(site, pa.array([3, 50, 999])) == {"2026-01-01.1": 1, "2026-01-02.1": 2}
+    assert forget_users(site, pa.array([3, 50, 999]), str) == {"2026-01-01.1": 1, "2026-01-02.1": 2}
     assert reader.embeddings([3, 50, 4])[1].tolist() == [False, False, True]
     left = [user for user in USERS[:50] if user != 3]
     assert_serves(site, "2026-01-02.1", version=1, users=left)
     rollback(site)
     assert_serves(site, "2026-01-01.1", version=0, users=left)
-    assert forget_users(site, pa.array([3])) == {"2026-01-02.1": 0, "2026-01-01.1": 0}
+    assert forget_users(site, pa.array([3]), str) == {"2026-01-02.1": 0, "2026-01-01.1": 0}
 
 
 def test_a_user_on_the_deletion_list_does_not_come_back(site: Site) -> None:

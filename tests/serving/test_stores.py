@@ -321,6 +321,18 @@ def test_a_store_of_other_dimensions_is_called_damaged(tmp_path: Path) -> None:
         store.close()
 
 
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+def test_a_store_that_is_cut_off_is_called_damaged(tmp_path: Path, share: float) -> None:
+    """The kernel would kill a service that reads beyond the end; of an empty file LMDB says that it has no users."""
+    build(lmdb_store(tmp_path), rows_of(INT_IDS))
+    path = tmp_path / "users" / "data.mdb"
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    store = lmdb_store(tmp_path)
+    with pytest.raises(PipelineError, match=r"damaged: data.mdb is cut off; publish the day again, or return"):
+        store.get(pa.array(INT_IDS))
+    assert store_module._environments._opened == {}
+
+
 def test_a_service_that_may_not_write_can_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_of(INT_IDS)
     build(lmdb_store(tmp_path), rows)

@@ -1,6 +1,7 @@
 """Writing and reading on disk with the functions that work in object storage too; `tests/scale` runs them there."""
 
 import importlib.util
+import pickle
 from pathlib import Path
 
 import pytest
@@ -136,3 +137,27 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"PAR1 and no more")
     with pytest.raises(PipelineError, match=r"bucket-00000\.parquet is missing or damaged"):
         read_parquet(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"a": 1', b"\xff\xfe\x00", b"\x00" * 100, b"[]", b"null", b"7", b"[" * 200_000]
+)
+def test_a_json_file_that_is_damaged_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_bytes(content)
+    with pytest.raises(PipelineError, match=r"manifest.json is damaged \("):
+        read_json(path)
+
+
+def test_a_key_that_a_json_file_lacks_is_a_damage(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    write_json(path, {"a": 1})
+    found = read_json(path)
+    assert found == {"a": 1}
+    assert found.get("b") is None
+    assert "b" not in found
+    with pytest.raises(PipelineError, match=r"manifest.json is damaged \(it has no 'b'\); re-run"):
+        found["b"]
+    assert pickle.loads(pickle.dumps(found))["a"] == 1
+    with pytest.raises(PipelineError, match=r"it has no 'b'"):
+        pickle.loads(pickle.dumps(found))["b"]

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from pf_core.benchmark.stages import ingest_log
 from pf_core.config.site import Site
 from pf_core.days import ds_range
@@ -22,8 +20,6 @@ from pf_core.training.trainer import train
 from tests.support.shop import CUT_DS, DAYS, Row, without_vectors, write_shop
 
 LAST = DAYS[-1]
-
-NOBODY = pa.array([], pa.int64())
 
 
 class Silent:
@@ -47,7 +43,7 @@ class PartsShop:
         self.engine = LocalEngine(num_workers=1, memory_mb=64, temp_dir=root / "tmp")
         ingest_log(self.without, engine=self.engine, progress=silent)
         days: Any = {"engine": self.engine, "progress": silent}
-        list(build_timelines(self.without, ds_range(CUT_DS, LAST), forgotten=NOBODY, rebuild=True, **days))
+        list(build_timelines(self.without, ds_range(CUT_DS, LAST), rebuild=True, **days))
         list(build_pin_features(self.without, ds_range(CUT_DS, LAST), **days))
 
     def train(self, site: Site, **parts: Any) -> ServedModel:
@@ -68,7 +64,6 @@ class PartsShop:
             model_for=lambda ds: served,
             everyone=True,
             engine=self.engine,
-            forgotten=NOBODY,
             progress=silent,
         )
         list(embed_pin_days(site, [LAST], model_for=lambda ds: served, engine=self.engine, progress=silent))

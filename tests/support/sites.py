@@ -98,11 +98,7 @@ class SmallSite:
         return list(ingest_days(self.site, days, engine=self.engine, forgotten=forgotten, progress=_silent))
 
     def build(self, days: Sequence[str], *, rebuild: bool = False) -> list[dict[str, Any]]:
-        forgotten = read_deletion_list(self.site)
-        made = build_timelines(
-            self.site, days, engine=self.engine, forgotten=forgotten, rebuild=rebuild, progress=_silent
-        )
-        return list(made)
+        return list(build_timelines(self.site, days, engine=self.engine, rebuild=rebuild, progress=_silent))
 
     def actions(self, ds: str) -> list[tuple[Any, ...]]:
         """The partition's rows, all buckets, in file order."""

@@ -65,8 +65,7 @@ def _features(site: Site, engine: Engine, days: Sequence[str]) -> None:
 
 
 def _timelines(site: Site, engine: Engine, days: Sequence[str]) -> None:
-    forgotten = read_deletion_list(site)
-    list(build_timelines(site, days, engine=engine, forgotten=forgotten, rebuild=False, progress=silent))
+    list(build_timelines(site, days, engine=engine, rebuild=False, progress=silent))
 
 
 def _training_set(site: Site, engine: Engine, days: Sequence[str]) -> None:
@@ -93,7 +92,7 @@ def served_model(site: Site) -> ServedModel:
 
 
 def _embed(site: Site, engine: Engine, days: Sequence[str]) -> None:
-    model, forgotten = served_model(site), read_deletion_list(site)
+    model = served_model(site)
     list(
         embed_days(
             site,
@@ -101,14 +100,13 @@ def _embed(site: Site, engine: Engine, days: Sequence[str]) -> None:
             model_for=lambda ds: model,
             everyone=False,
             engine=engine,
-            forgotten=forgotten,
             progress=silent,
         )
     )
 
 
 def _merge(site: Site, engine: Engine, days: Sequence[str]) -> None:
-    list(merge_days(site, days, engine=engine, forgotten=read_deletion_list(site), progress=silent))
+    list(merge_days(site, days, engine=engine, progress=silent))
 
 
 def _embed_pins(site: Site, engine: Engine, days: Sequence[str]) -> None:

@@ -41,7 +41,7 @@ def make_tiny_site(root: Path, *, bucket: str | None = None, **training: Any) ->
     with LocalEngine(num_workers=1, memory_mb=256, temp_dir=root / "tmp") as engine:
         forgotten = read_deletion_list(site)
         list(ingest_days(site, days, engine=engine, forgotten=forgotten, progress=_silent))
-        made = build_timelines(site, days, engine=engine, forgotten=forgotten, rebuild=False, progress=_silent)
+        made = build_timelines(site, days, engine=engine, rebuild=False, progress=_silent)
         assert [manifest["ds"] for manifest in made] == days
         list(build_pin_features(site, days, engine=engine, progress=_silent))
         build_training_set(site, cut_ds=None, engine=engine, progress=_silent)

@@ -9,7 +9,6 @@ import pytest
 from pf_core.days import ds_range, shift_ds
 from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
-from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.logs.partition import raw_digest
 from pf_core.timelines import build as timeline_build
 from pf_core.timelines.build import build_timelines, timeline_state
@@ -59,7 +58,6 @@ def build(site: SmallSite, ds: str, meddle: Callable[[], None], *, rebuild: bool
         site.site,
         [ds],
         engine=engine,
-        forgotten=read_deletion_list(site.site),
         rebuild=rebuild,
         progress=lambda _: None,
     )

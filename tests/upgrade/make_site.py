@@ -74,7 +74,7 @@ def make_site(root: Path) -> Site:
     with LocalEngine(num_workers=1, memory_mb=256, temp_dir=site.workspace / "tmp") as engine:
         list(ingest_days(site, days, engine=engine, forgotten=forgotten, progress=silent))
         list(build_pin_features(site, days, engine=engine, progress=silent))
-        list(build_timelines(site, days, engine=engine, forgotten=forgotten, rebuild=False, progress=silent))
+        list(build_timelines(site, days, engine=engine, rebuild=False, progress=silent))
         build_training_set(site, cut_ds=None, engine=engine, progress=silent)
         model = train_model(site)
         evaluate(site, model)
@@ -86,11 +86,10 @@ def make_site(root: Path) -> Site:
                 model_for=lambda ds: served,
                 everyone=ds == RELEASED[0],
                 engine=engine,
-                forgotten=forgotten,
                 progress=silent,
             )
             list(embedded)
-            list(merge_days(site, [ds], engine=engine, forgotten=forgotten, progress=silent))
+            list(merge_days(site, [ds], engine=engine, progress=silent))
             list(embed_pin_days(site, [ds], model_for=lambda ds: served, engine=engine, progress=silent))
             list(build_index_days(site, [ds], engine=engine, progress=silent))
             publish_release(site, ds, engine=engine, progress=silent)

@@ -98,7 +98,7 @@ def test_nothing_is_stale_and_the_next_day_goes_on(site: Site) -> None:
     assert release.embeddings(carried)[1].all()
     assert release.manifest["model_version"] == served_model(site).model_version
     assert rollback(site)["release"] == f"{NEWEST}.1"
-    assert set(forget_users(site, release.index.pin_ids[:0].cast("int64").combine_chunks())) == {
+    assert set(forget_users(site, release.index.pin_ids[:0].cast("int64").combine_chunks(), str)) == {
         *(f"{ds}.1" for ds in (day(2), NEWEST, NEXT))
     }
 

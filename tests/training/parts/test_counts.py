@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -146,7 +145,7 @@ def test_serving_counts_no_more_days_than_timelines_have(
     cut_ds = open_training_set(latest_training_set(site)).manifest["cut_ds"]
     shutil.rmtree(site.directory / "raw_actions" / shift_ds(cut_ds, -3))
     options: dict[str, Any] = {"engine": small_site().engine, "progress": lambda message: None}
-    list(build_timelines(short, [cut_ds], forgotten=pa.array([], pa.int64()), rebuild=True, **options))
+    list(build_timelines(short, [cut_ds], rebuild=True, **options))
     build_training_set(short, cut_ds=cut_ds, **options)
     data = open_training_set(latest_training_set(short))
     end_day, num_pins = data.cut_us // DAY_US, data.num_pins
