@@ -39,7 +39,7 @@ from pf_core.training.trainer import train
 from pf_core.training.training_set import latest_training_set, open_training_set
 from tests.support.daily import NUM_USERS
 from tests.support.documents import blocks
-from tests.support.parts_shop import NOBODY, Silent, silent
+from tests.support.parts_shop import Silent, silent
 from tests.support.shop import CUT_DS, DAYS, HELD_OUT_SHARE, shop_actions, shop_file, without_vectors
 from tests.support.stages import BUILT, make_staged_site, run_stages
 
@@ -94,7 +94,7 @@ def prepare(site: Site, root: Path) -> LocalEngine:
     engine = LocalEngine(num_workers=1, memory_mb=64, temp_dir=root / "tmp")
     ingest_log(site, engine=engine, progress=silent)
     days = ds_range(CUT_DS, CUT_DS)
-    list(build_timelines(site, days, forgotten=NOBODY, rebuild=True, engine=engine, progress=silent))
+    list(build_timelines(site, days, rebuild=True, engine=engine, progress=silent))
     list(build_pin_features(site, days, engine=engine, progress=silent))
     return engine
 
