@@ -27,7 +27,7 @@ def demo(
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="print the log of the runs")] = False,
 ) -> None:
-    """Write the demo site's logs and materialize every asset on them; keep what exists already, and its days."""
+    """Write the demo site's logs and materialize every asset on them; keep what exists already."""
     started = time.monotonic()
     path, world = open_demo(datetime.now(UTC).date().isoformat(), until)
     site = load_site(path, environment=os.environ)
