@@ -8,6 +8,7 @@ import typer
 
 from pf_assets.cli.output import fail, show
 from pf_core.days import parse_ds
+from pf_core.progress import Progress
 from pf_core.world import config as world_config
 from pf_core.world.config import WorldConfig
 from pf_core.world.logs import FileFormat, write_logs
@@ -45,9 +46,9 @@ def world(
     write_world(config, out, file_format)
 
 
-def write_world(config: WorldConfig, out: Path, file_format: FileFormat) -> None:
+def write_world(config: WorldConfig, out: Path, file_format: FileFormat, *, progress: Progress = show) -> None:
     """Write the days whose logs do not exist yet."""
     try:
-        write_logs(config, out, file_format=file_format, workers=os.cpu_count() or 1, progress=show)
+        write_logs(config, out, file_format=file_format, workers=os.cpu_count() or 1, progress=progress)
     except ValueError as error:  # the folder holds another world
         fail(str(error))

@@ -45,6 +45,9 @@ def test_the_demo_runs_the_whole_graph_once(
     users = snapshot_state(site).require(LAST)["counts"]["users"]
     assert f"{LAST}.1: {users:,} users" in result.output
     assert ", 4 steps\n" in result.output
+    assert len(re.findall(r"^logs +\d+ s  18 days written$", result.output, re.MULTILINE)) == 1
+    assert "rows (" not in result.output, "a line for each day is in the log file"
+    assert "(18 of 18 days)" in next((tmp_path / "logs").glob("pf-*.log")).read_text()
     assert f"trained until {LAST} instead of {WORLD.dates[-3]}" in result.output
     comparison = result.output.split("\nHow good is it?\n")[1].split("\nOne user\n")[0]
     assert re.search(r"all positives +new pins only\n", comparison), comparison

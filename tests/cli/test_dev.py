@@ -1,5 +1,6 @@
 """`pf dev` starts both servers, or none."""
 
+import importlib
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from tests.support.sites import SmallSite
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A site with a Dagster home, which PF_SITE names by a relative path."""
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    importlib.import_module("pf_assets.cli.dev")  # before a test replaces what its annotations name
     folder = tmp_path / "shop"
     folder.mkdir()
     (folder / "dagster.yaml").touch()
