@@ -290,3 +290,12 @@ def test_the_time_that_names_a_zone_is_taken(tmp_path: Path) -> None:
     )
     found, _, _ = accepted(logs, tmp_path)
     assert found["ts"] == {"column": "timestamp", "unit": "s"}
+
+
+def test_users_come_back_on_other_days(tmp_path: Path) -> None:
+    """Without names of columns, sessions stand before the users, and have more values."""
+    lines = [f"{10**6 + row.number // 3}|{500 + row.user}|{row.pin}|{int(row.at.timestamp())}" for row in ROWS]
+    write_lines(tmp_path / "logs" / "log.txt", lines)
+    found, output, _ = accepted(tmp_path / "logs", tmp_path)
+    assert found["columns"] == ["column_1", "user", "pin", "time"]
+    assert "unsure     Which column is the user? column_2" in output
