@@ -162,7 +162,8 @@ def _time_score(time: TimeColumn) -> float:
     name = time.column.name
     score = 2.0 * words.says(name, words.TIME - words.WEAK_TIME) + 1.0 * words.says(name, words.WEAK_TIME)
     score -= 2.0 * words.says(name, words.OTHER_TIME)
-    score += 0.5 * time.zone_share  # of two columns, the one that says which instant it is
+    if words.says(name, words.TIME):  # of two such columns, the one that says which instant it is
+        score += 0.5 * time.zone_share
     score += 1.0 * time.has_clock + min(1.0, math.log10(max(1, time.num_instants)) / 4)
     return score - 2.0 * time.column.missing_share
 

@@ -226,6 +226,26 @@ def mapped(site: Site) -> Counter[tuple[str, str, datetime]]:
     ),
     {"kind": "csv", "delimiter": "~", "has_header": False, "is_compressed": False},
 )
+@example(  # ids that could be milliseconds, beside times without a zone
+    Spec(
+        seed=0,
+        num_rows=150,
+        num_days=15,
+        num_users=8,
+        num_pins=8,
+        user="user_id",
+        pin="item_id",
+        time="timestamp",
+        user_ids="int",
+        pin_ids="large",
+        times="naive",
+        action=None,
+        kinds=["view", "purchase"],
+        extra=[],
+        order=0,
+    ),
+    {"kind": "csv", "delimiter": ",", "has_header": False, "is_compressed": False},
+)
 def test_a_log_comes_back_row_for_row_or_what_is_unsure_is_said(spec: Spec, form: dict[str, Any]) -> None:
     table = table_of(spec)
     with tempfile.TemporaryDirectory() as name:
