@@ -153,6 +153,23 @@ def describe_column(name: str, values: pa.ChunkedArray) -> Column:
     return Column(name, values, distinct.take(order), counts[order.to_numpy()], stand_ins)
 
 
+def share_of_one(codes: np.ndarray, other: np.ndarray) -> float:
+    """Return the share of the values with several rows that all have one value of the other; -1 is none.
+
+    A session has one day and one user, and users and pins have several.
+    """
+    known = (codes >= 0) & (other >= 0)
+    codes, other = codes[known], other[known]
+    if not len(codes):
+        return 0.0
+    order = np.lexsort((other, codes))
+    codes, other = codes[order], other[order]
+    first = np.flatnonzero(np.diff(codes, prepend=-1))
+    last = np.append(first[1:], len(codes)) - 1
+    several = last > first
+    return float((other[first] == other[last])[several].mean()) if several.any() else 0.0
+
+
 def as_text(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return plain values as text: whole floats without their point, NaN (pandas' missing value) as null."""
     kind = values.type

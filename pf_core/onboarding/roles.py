@@ -1,8 +1,8 @@
 """Which columns are the user, the pin and the time: by their names, and where these say nothing, by their values.
 
-A user and a pin are columns with many values that come again; a column of unique values numbers the rows. Of the pins'
-columns that are left, the one with most values is the pin: a track rather than its artist. Users stand before pins in
-logs whose columns have no names.
+A user and a pin are columns with many values that come again, a user's on other days; a column of unique values numbers
+the rows. Of the pins' columns that are left, the one with most values is the pin: a track rather than its artist. Users
+stand before pins in logs whose columns have no names.
 """
 
 import math
@@ -17,7 +17,7 @@ from pf_core.days import DAY_US
 from pf_core.errors import PipelineError
 from pf_core.logs.routing import ds_of
 from pf_core.onboarding import words
-from pf_core.onboarding.columns import Column
+from pf_core.onboarding.columns import Column, share_of_one
 from pf_core.onboarding.questions import Notes, Question, percent
 from pf_core.onboarding.times import UNITS, TimeColumn, TimeReader, counts_from_zero, is_in_nanoseconds, short_zone
 
@@ -66,7 +66,7 @@ def find_roles(columns: dict[str, Column], notes: Notes) -> Roles:
     candidates = _ids(columns, time, find_times(columns))
     if len(candidates) < 2:
         refuse_single(columns, time)
-    user, pin = _choose_ids(candidates, notes)
+    user, pin = _choose_ids(candidates, time, notes)
     _refuse_one_value(user, "user", "a model learns from many users: name a log with more of them")
     _refuse_one_value(pin, "pin", "a model learns from many pins: name a log with more of them")
     return Roles(user, pin, time)
@@ -162,7 +162,8 @@ def _time_score(time: TimeColumn) -> float:
     name = time.column.name
     score = 2.0 * words.says(name, words.TIME - words.WEAK_TIME) + 1.0 * words.says(name, words.WEAK_TIME)
     score -= 2.0 * words.says(name, words.OTHER_TIME)
-    score += 0.5 * time.zone_share  # of two columns, the one that says which instant it is
+    if words.says(name, words.TIME):  # of two such columns, the one that says which instant it is
+        score += 0.5 * time.zone_share
     score += 1.0 * time.has_clock + min(1.0, math.log10(max(1, time.num_instants)) / 4)
     return score - 2.0 * time.column.missing_share
 
@@ -252,10 +253,12 @@ def _names_actions(column: Column) -> bool:
     return 2 * sum(bool(words.value_words(value) & known) for value in column.top(MAX_KINDS)) >= column.num_distinct
 
 
-def _choose_ids(candidates: Sequence[Column], notes: Notes) -> tuple[Column, Column]:
+def _choose_ids(candidates: Sequence[Column], time: TimeColumn, notes: Notes) -> tuple[Column, Column]:
     """Return the columns of users and of pins."""
-    user_score = np.array([_user_score(column) - 0.05 * place for place, column in enumerate(candidates)])
+    user_score = np.array([_user_score(column, time) - 0.05 * place for place, column in enumerate(candidates)])
     pin_score = np.array([_pin_score(column) - 0.01 * place for place, column in enumerate(candidates)])
+    likely = candidates[int(user_score.argmax())]
+    pin_score -= [1.5 * _share_of_session(column, likely, time) for column in candidates]
     total = user_score[:, None] + pin_score[None, :]
     np.fill_diagonal(total, -np.inf)
     user, pin = np.unravel_index(int(total.argmax()), total.shape)
@@ -308,8 +311,14 @@ def _values_say(column: Column, known: frozenset[str]) -> bool:
     return not column.has_spaces and sum(words.says(value[:40], known) for value in some) > 0.9 * len(some)
 
 
-def _user_score(column: Column) -> float:
-    return _user_name_score(column) + _id_score(column)
+def _user_score(column: Column, time: TimeColumn) -> float:
+    return _user_name_score(column) + _id_score(column) - 1.5 * share_of_one(column.codes, time.us // DAY_US)
+
+
+def _share_of_session(column: Column, user: Column, time: TimeColumn) -> float:
+    """Return the share of the values that are those of one user or one day, as sessions and orders are, and no pins."""
+    of_user = share_of_one(column.codes, user.codes) if column is not user else 0.0
+    return max(of_user, share_of_one(column.codes, time.us // DAY_US))
 
 
 def _pin_score(column: Column) -> float:
@@ -328,8 +337,9 @@ def _id_score(column: Column) -> float:
 def likeness(columns: dict[str, Column]) -> float:
     """Return how much a table with all roles looks like a log: named users and pins, and pins that come again."""
     times = find_times(columns)
-    candidates = _ids(columns, choose_best_time(times)[0], times)
-    user = max(candidates, key=_user_score)
+    time = choose_best_time(times)[0]
+    candidates = _ids(columns, time, times)
+    user = max(candidates, key=lambda column: _user_score(column, time))
     pin = max((column for column in candidates if column is not user), key=_pin_score)
     unique = 3.0 * pin.is_unique + 3.0 * user.is_unique
     return min(3.0, _user_name_score(user)) + min(3.0, _pin_name_score(pin)) - unique

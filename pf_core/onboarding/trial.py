@@ -42,7 +42,7 @@ def tried(draft: Draft) -> Draft:
     share = tally.num_rejected / max(1, tally.num_read - tally.num_outside)
     if share <= QualityConfig().max_quarantined_share:
         refuse_without_positive(site, tally)
-        _refuse_too_few(site, survey)
+        _refuse_too_few(draft, site, survey)
         return draft
     reason, first = max(tally.rejects.items(), key=lambda each: each[1].num)
     if share > MOST_REJECTED:
@@ -52,7 +52,7 @@ def tried(draft: Draft) -> Draft:
             remedy_of(reason),
         )
     refuse_without_positive(site, tally)
-    _refuse_too_few(site, survey)
+    _refuse_too_few(draft, site, survey)
     limit = math.ceil(share * 1.5 * 100) / 100
     sentence = f"{percent(share)} of the rows cannot be used, mostly: {reason}; they are quarantined"
     draft.notes.guessed["max_quarantined_share"] = sentence
@@ -60,7 +60,11 @@ def tried(draft: Draft) -> Draft:
     return replace(draft, quality={**draft.quality, "max_quarantined_share": limit})
 
 
-def _refuse_too_few(site: Site, survey: Survey) -> None:
+def _refuse_too_few(draft: Draft, site: Site, survey: Survey) -> None:
+    """Refuse a log on which training would stop; if users or pins are a guess, that may be why, and it is noted."""
     problem = too_few(survey, foresee_training(site, survey, None)) if survey.actions.num_actions else None
-    if problem is not None:
+    if problem is None:
+        return
+    if not any(decision.startswith("Which column is the ") for decision in draft.notes.unsure):
         raise problem
+    draft.notes.hints.append(f"With these columns, {problem}.")

@@ -87,7 +87,7 @@ SPECS = st.builds(
     seed=st.integers(0, 2**32),
     num_rows=st.integers(150, 400),
     num_days=st.integers(15, 70),
-    num_users=st.integers(8, 30),
+    num_users=st.integers(12, 30),
     num_pins=st.integers(8, 40),
     user=st.sampled_from(USER_NAMES),
     pin=st.sampled_from(PIN_NAMES),
@@ -225,6 +225,46 @@ def mapped(site: Site) -> Counter[tuple[str, str, datetime]]:
         order=0,
     ),
     {"kind": "csv", "delimiter": "~", "has_header": False, "is_compressed": False},
+)
+@example(  # a column without a name beside sessions, of few rows
+    Spec(
+        seed=0,
+        num_rows=150,
+        num_days=44,
+        num_users=8,
+        num_pins=8,
+        user="x1",
+        pin="item_id",
+        time="timestamp",
+        user_ids="int",
+        pin_ids="int",
+        times="s",
+        action=None,
+        kinds=["view", "purchase"],
+        extra=["session_id"],
+        order=0,
+    ),
+    {"kind": "jsonl"},
+)
+@example(  # ids that could be milliseconds, beside times without a zone
+    Spec(
+        seed=0,
+        num_rows=150,
+        num_days=15,
+        num_users=8,
+        num_pins=8,
+        user="user_id",
+        pin="item_id",
+        time="timestamp",
+        user_ids="int",
+        pin_ids="large",
+        times="naive",
+        action=None,
+        kinds=["view", "purchase"],
+        extra=[],
+        order=0,
+    ),
+    {"kind": "csv", "delimiter": ",", "has_header": False, "is_compressed": False},
 )
 def test_a_log_comes_back_row_for_row_or_what_is_unsure_is_said(spec: Spec, form: dict[str, Any]) -> None:
     table = table_of(spec)

@@ -273,13 +273,13 @@ def test_a_table_of_users_is_no_catalogue(tmp_path: Path) -> None:
     assert "catalogue  64 pins, with all of those of the log" in checked
 
 
-def test_sessions_instead_of_users_are_refused_with_what_was_guessed(tmp_path: Path) -> None:
+def test_sessions_instead_of_users_are_told_apart(tmp_path: Path) -> None:
     logs = csv_of(tmp_path / "a", "session_id,item_id,ts", lambda r: f"{r.number // 4},{r.pin},{r.at.timestamp():.0f}")
-    code, output = init(logs, tmp_path / "out")
-    assert code == 1
-    assert "  user       session_id: 600 integers" in output
+    _, output, checked = accepted(logs, tmp_path)
+    assert "unsure     Which column is the user? session_id: 600 integers" in output
+    assert "note       With these columns, the log is too small to train on" in output
     assert "of the users have all actions on one day, as sessions have" in output
-    assert not (tmp_path / "out").exists()
+    assert "training   would stop: the log is too small to train on" in checked
 
 
 def test_the_time_that_names_a_zone_is_taken(tmp_path: Path) -> None:
@@ -290,3 +290,12 @@ def test_the_time_that_names_a_zone_is_taken(tmp_path: Path) -> None:
     )
     found, _, _ = accepted(logs, tmp_path)
     assert found["ts"] == {"column": "timestamp", "unit": "s"}
+
+
+def test_users_come_back_on_other_days(tmp_path: Path) -> None:
+    """Without names of columns, sessions stand before the users, and have more values."""
+    lines = [f"{10**6 + row.number // 3}|{500 + row.user}|{row.pin}|{int(row.at.timestamp())}" for row in ROWS]
+    write_lines(tmp_path / "logs" / "log.txt", lines)
+    found, output, _ = accepted(tmp_path / "logs", tmp_path)
+    assert found["columns"] == ["column_1", "user", "pin", "time"]
+    assert "unsure     Which column is the user? column_2" in output
