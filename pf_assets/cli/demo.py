@@ -1,7 +1,6 @@
 """`pf demo`: makes the demo site's logs and runs the whole asset graph on them."""
 
 import os
-import shlex
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +15,7 @@ from pf_assets.cli.stages import StagesView
 from pf_assets.cli.summary import show_summary
 from pf_assets.cli.world import write_world
 from pf_assets.demo_site import open_demo
-from pf_assets.settings import dagster_home, site_path
+from pf_assets.settings import dagster_home
 from pf_core.config.site import Site, load_site
 from pf_core.world.config import WorldConfig
 from pf_core.world.logs import WORLD_FILE
@@ -42,9 +41,7 @@ def demo(
     _write_logs(world, site, Path(dagster_home(path)), verbose=verbose)
     run_missing(site, path, world.dates[-1], again="pf demo", served_days=SERVED_DAYS, verbose=verbose)
     show_summary(site, world.dates[-1], time.monotonic() - started)
-    if site_path(os.environ).resolve() != path:
-        show(f"\nfor these commands: unset DAGSTER_HOME; export PF_SITE={shlex.quote(str(path))}", keep="\n")
-    show_next(site)
+    show_next(site, path)
 
 
 def _write_logs(world: WorldConfig, site: Site, home: Path, *, verbose: bool) -> None:

@@ -16,7 +16,7 @@ from pf_assets.cli.runs import materialize
 from pf_assets.cli.stages import StagesView
 from pf_assets.cli.summary import show_summary, summary_json
 from pf_assets.cli.time_left import expected_seconds, seconds_left, size_of
-from pf_assets.settings import dagster_home, own_site_path
+from pf_assets.settings import dagster_home, own_site_path, site_path
 from pf_core.config.site import Site, load_site
 
 
@@ -42,7 +42,7 @@ def run(
         show_json(summary_json(site, ds, seconds))
         return
     show_summary(site, ds, seconds)
-    show_next(site)
+    show_next(site, path.resolve())
 
 
 def run_missing(
@@ -78,8 +78,10 @@ def run_missing(
             expected |= expected_seconds(size_of(site, ds))  # what was read tells more than the files
 
 
-def show_next(site: Site) -> None:
-    """Print what a person may do now."""
+def show_next(site: Site, path: Path) -> None:
+    """Print what a person may do now; `path` is the site file."""
+    if site_path(os.environ).resolve() != path:
+        show(f"\nfor these commands: unset DAGSTER_HOME; export PF_SITE={shlex.quote(str(path))}", keep="\n")
     show("\nNext", keep="\n", bold=True)
     for command, what in {
         "pf recommend USER": "the best pins for a user, with what the user did last",

@@ -48,7 +48,7 @@ class IdField(Strict):
 
 class TimeField(Strict):
     """The column with the time of an action: a number since 1970 in a stated unit, ISO 8601 text, text in a stated
-    format, or a timestamp of Parquet."""
+    format, or a timestamp of Parquet. Day and time of day may stand in two columns."""
 
     column: str
     """Name of the column."""
@@ -58,11 +58,18 @@ class TimeField(Strict):
     format: str | None = None
     """Format of text that is not ISO 8601, in the words of strptime, instead of `unit`: `%m/%d/%Y %H:%M` for
     12/1/2010 8:26. It names year, month and day."""
+    time_of_day: str | None = None
+    """Name of the column with the time of day (17:30, 17:30:01), where `column` has the day; with `format`, that of
+    both, with a space between them."""
     timezone: Annotated[str, AfterValidator(_known_timezone)] = "UTC"
     """Time zone of text and timestamps that name none, such as Europe/Berlin."""
 
     @model_validator(mode="after")
     def _one_way_to_read(self) -> "TimeField":
+        if self.time_of_day is not None and self.unit in ("s", "ms", "us"):
+            raise ValueError(f"a number of unit {self.unit} has its time of day: leave out `time_of_day`")
+        if self.time_of_day == self.column:
+            raise ValueError(f"column {self.column!r} is both the day and `time_of_day`: leave out `time_of_day`")
         if self.format is None:
             return self
         if self.unit is not None:
@@ -70,6 +77,11 @@ class TimeField(Strict):
         if not all(re.search(f"%-?[{letters}]", self.format) for letters in ("Yy", "mbB", "d")):
             raise ValueError(f"`format` {self.format!r} does not name year (%Y), month (%m or %b) and day (%d)")
         return self
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns that the time is read from."""
+        return [self.column] if self.time_of_day is None else [self.column, self.time_of_day]
 
 
 class DurationField(Strict):

@@ -48,7 +48,7 @@ class ActionsSource(Files):
 
     @model_validator(mode="after")
     def _each_column_once(self) -> "ActionsSource":
-        single = [self.user_id.column, self.pin_id.column, self.ts.column]
+        single = [self.user_id.column, self.pin_id.column, *self.ts.columns]
         if self.duration_s:
             single.append(self.duration_s.column)
         for column in single:
@@ -74,7 +74,7 @@ class ActionsSource(Files):
     @property
     def _single_columns(self) -> set[str]:
         """Columns that are read as ids, times and durations."""
-        columns = {self.user_id.column, self.pin_id.column, self.ts.column}
+        columns = {self.user_id.column, self.pin_id.column, *self.ts.columns}
         return columns | {self.duration_s.column} if self.duration_s else columns
 
 

@@ -154,7 +154,7 @@ def _encoded(name: str, mapped: pa.Table, field: CategoryField) -> pa.Array:
 
 def _check_types(source: ActionsSource, schema: pa.Schema) -> None:
     """Raise a PipelineError if a column has a type that the mapping cannot read."""
-    named = {"user_id": {source.user_id.column}, "pin_id": {source.pin_id.column}, "ts": {source.ts.column}}
+    named = {"user_id": {source.user_id.column}, "pin_id": {source.pin_id.column}, "ts": set(source.ts.columns)}
     named |= {"action_type": source.action_type.columns, "surface": source.surface.columns}
     if source.duration_s is not None:
         named["duration_s"] = {source.duration_s.column}

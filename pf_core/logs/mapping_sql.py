@@ -24,16 +24,17 @@ def statement(source: ActionsSource, schema: pa.Schema) -> str:
     """Return the SQL that selects the contract's columns and the reason to reject each row (NULL if there is none)."""
     user, pin, ts = source.user_id, source.pin_id, source.ts
     kind_of_time = f" in unit {ts.unit}" if ts.unit else f" of format {ts.format}" if ts.format else ""
+    columns_of_time = f"column{'s' if ts.time_of_day else ''} {' and '.join(ts.columns)}"
     checks = [
         *_skip_checks("action_type", source.action_type),
         *_skip_checks("surface", source.surface),
         *id_checks("user_id", user, schema),
         *id_checks("pin_id", pin, schema),
-        (f"{is_missing(ts.column, schema)}", f"ts: missing (column {ts.column})"),
-        ("ts_us IS NULL", f"ts: not a time{kind_of_time} (column {ts.column})"),
+        *((is_missing(column, schema), f"ts: missing (column {column})") for column in ts.columns),
+        ("ts_us IS NULL", f"ts: not a time{kind_of_time} ({columns_of_time})"),
         (
             f"ts_us NOT BETWEEN {EARLIEST_US} AND {LATEST_US}",
-            f"ts: outside 2000-2100{f', is unit {ts.unit} right?' if ts.unit else ''} (column {ts.column})",
+            f"ts: outside 2000-2100{f', is unit {ts.unit} right?' if ts.unit else ''} ({columns_of_time})",
         ),
         *_category_checks("action_type", source.action_type, schema),
         *_category_checks("surface", source.surface, schema),
@@ -159,6 +160,12 @@ def time_us(ts: TimeField, schema: pa.Schema) -> str:
     The connection's time zone is that of times without one.
     """
     column, kind = raw_column(ts.column), schema.field(ts.column).type
+    if ts.time_of_day is not None:
+        is_text = ts.format is not None and _is_text(ts.column, schema)
+        day = f"{column}::VARCHAR" if is_text else f"TRY_CAST({column} AS DATE)::VARCHAR"
+        both = f"({day} || ' ' || {raw_column(ts.time_of_day)}::VARCHAR)"
+        time = f"try_strptime({both}, {sql_text(ts.format)})" if ts.format is not None else both
+        return f"epoch_us(TRY_CAST({time} AS TIMESTAMPTZ))"
     if ts.format is not None and not pa.types.is_timestamp(kind):
         return f"epoch_us(TRY_CAST(try_strptime({column}::VARCHAR, {sql_text(ts.format)}) AS TIMESTAMPTZ))"
     if pa.types.is_timestamp(kind) or ts.unit in ("iso", None):

@@ -88,7 +88,7 @@ def draft_site(paths: Sequence[Path], catalogue: Path | None, decide: Decide) ->
     choice = _find_catalogue(others, log.roles, notes, is_named=catalogue is not None)
     zone = _choose_zone(log, notes)
     time = log.roles.time
-    us = time.us if zone == "UTC" else TimeReader(zone).read(time.column.values, time.field)
+    us = time.us if zone == "UTC" else TimeReader(zone).read_again(time)
     days = choose_days(volumes_of(us, log.sampled.weight), is_sample=not log.sampled.plan.is_whole)
     mapping = choose_mapping(log.columns, log.roles, " ".join(file.stem for file in log.group.files[:3]), notes)
     _note_dominant_user(log.roles.user, notes)
@@ -151,16 +151,9 @@ def _choose_zone(log: Log, notes: Notes) -> str:
 
 
 def _note_days(log: Log, notes: Notes) -> None:
-    """Note that the times are days, and which column could have the time of day."""
-    if log.roles.time.has_clock:
-        return
-    clocks = [
-        column.name
-        for column in log.columns.values()
-        if column.num_distinct > 1 and all(re.match(r"\d{1,2}:\d{2}", value) for value in column.top(20))
-    ]
-    beside = f"; {clocks[0]} has the time of day: to use it, write both into one column" if clocks else ""
-    notes.hints.append(f"The times are days: the order of actions within a day is not known{beside}.")
+    """Note that the times are days."""
+    if not log.roles.time.has_clock:
+        notes.hints.append("The times are days: the order of actions within a day is not known.")
 
 
 def _note_dominant_user(user: Column, notes: Notes) -> None:

@@ -10,7 +10,6 @@ from pf_core.onboarding.folders import Group
 from pf_core.onboarding.questions import Notes, Question
 from pf_core.onboarding.roles import Roles, find_roles, likeness, missing_roles
 from pf_core.onboarding.sampled import SAMPLE_BYTES, SMALL_BYTES, Sampled, sample_of
-from pf_core.onboarding.times import TimeColumn
 
 MAX_GROUPS = 30
 """Groups of files that are read, the largest first."""
@@ -123,5 +122,5 @@ def _with_names(log: Log) -> Log:
         names.get(name, name): replace(column, name=names.get(name, name)) for name, column in log.columns.items()
     }
     field = roles.time.field.model_copy(update={"column": "time"})
-    time = TimeColumn(columns["time"], field, roles.time.us, roles.time.read_share, roles.time.zone_share)
+    time = replace(roles.time, column=columns["time"], field=field)
     return Log(log.sampled.renamed(names), columns, Roles(columns["user"], columns["pin"], time))

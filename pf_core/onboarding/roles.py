@@ -19,7 +19,15 @@ from pf_core.logs.routing import ds_of
 from pf_core.onboarding import words
 from pf_core.onboarding.columns import Column, share_of_one
 from pf_core.onboarding.questions import Notes, Question, percent
-from pf_core.onboarding.times import UNITS, TimeColumn, TimeReader, counts_from_zero, is_in_nanoseconds, short_zone
+from pf_core.onboarding.times import (
+    UNITS,
+    TimeColumn,
+    TimeReader,
+    counts_from_zero,
+    is_in_nanoseconds,
+    short_zone,
+    with_time_of_day,
+)
 
 CLEAR_MARGIN = 0.7
 """A column is clear if its score is better than that of any other by so much."""
@@ -48,7 +56,7 @@ class Roles:
 
     @property
     def names(self) -> set[str]:
-        return {self.user.name, self.pin.name, self.time.column.name}
+        return {self.user.name, self.pin.name, *self.time.field.columns}
 
 
 def missing_roles(columns: dict[str, Column]) -> str | None:
@@ -137,9 +145,7 @@ def _choose_time(columns: dict[str, Column], notes: Notes) -> TimeColumn:
         )
         time = next(each for each in times if each.column.name == answer)
     beside = f"; also times: {', '.join(each.column.name for each in others)}" if others else ""
-    notes.guessed["ts"] = (
-        f"{time.how()}, {percent(time.read_share)} can be read, such as {time.column.examples(1)}{beside}"
-    )
+    evidence = f"{time.how()}, {percent(time.read_share)} can be read, such as {time.column.examples(1)}{beside}"
     if time.other_format is not None:
         assert time.field.format is not None
         answer = notes.ask(
@@ -154,6 +160,10 @@ def _choose_time(columns: dict[str, Column], notes: Notes) -> TimeColumn:
             field = time.field.model_copy(update={"format": answer})
             us = TimeReader().read(time.column.values, field)
             time = TimeColumn(time.column, field, us, time.read_share, time.zone_share)
+    time = with_time_of_day(time, columns.values())
+    if (clock := time.time_of_day) is not None:
+        evidence += f"; {clock.name} has the time of day, such as {clock.examples(1)}"
+    notes.guessed["ts"] = evidence
     _refuse_future(time)
     return time
 
@@ -222,7 +232,7 @@ def _refuse_future(time: TimeColumn) -> None:
 def _ids(columns: dict[str, Column], time: TimeColumn, times: Sequence[TimeColumn]) -> list[Column]:
     """Return the columns that could be ids; numbers of users and pins may look like times."""
     dates = {each.column.name for each in times if each.field.unit not in UNITS or _is_time_by_name(each.column)}
-    taken = {*dates, time.column.name}
+    taken = {*dates, *time.field.columns}
     return [
         column
         for column in columns.values()

@@ -1,8 +1,8 @@
 """Which columns of a sample are times, in which unit or format, and whether they name a time zone."""
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from pf_core.config.fields import TimeField
 from pf_core.days import DAY_US
 from pf_core.logs.mapping_sql import EARLIEST_US, LATEST_US, as_raw, time_us
+from pf_core.onboarding import words
 from pf_core.onboarding.columns import Column
 
 LEAST_SHARE = 0.9
@@ -60,6 +61,8 @@ class TimeColumn:
     """Share of the given values that are numbers of the years 1980 to 1999, which the pipeline does not read."""
     other_format: str | None = None
     """Another format that reads as many values: day and month could be the other way round."""
+    time_of_day: Column | None = None
+    """Another column, which has the time of day."""
 
     @cached_property
     def num_instants(self) -> int:
@@ -86,9 +89,22 @@ class TimeReader:
         self._connection = duckdb.connect(config={"threads": 1})
         self._connection.execute("SET TimeZone = ?", [zone])
 
-    def read(self, values: pa.ChunkedArray, field: TimeField, *, earliest_us: int = EARLIEST_US) -> np.ndarray:
+    def read_again(self, time: TimeColumn) -> np.ndarray:
+        """Return the times as this reader's time zone has them."""
+        return self.read(time.column.values, time.field, time_of_day=time.time_of_day)
+
+    def read(
+        self,
+        values: pa.ChunkedArray,
+        field: TimeField,
+        *,
+        time_of_day: Column | None = None,
+        earliest_us: int = EARLIEST_US,
+    ) -> np.ndarray:
         """Return microseconds since 1970; -1 where a value is no time between 2000 (or another year) and 2100."""
         table = pa.table({field.column: values})
+        if time_of_day is not None:
+            table = table.append_column(time_of_day.name, time_of_day.values)
         raw = as_raw(table)  # noqa: F841 (the statement reads it by name)
         try:
             found = self._connection.sql(f"SELECT {time_us(field, table.schema)} AS us FROM raw").to_arrow_table()
@@ -144,6 +160,28 @@ class TimeReader:
         known = us[us >= 0]
         back = float((np.diff(known) < 0).mean()) if len(known) > 1 else 0.0
         return round(back, 3), int(known.max() - known.min()) if len(known) else 0
+
+
+def with_time_of_day(time: TimeColumn, columns: Iterable[Column]) -> TimeColumn:
+    """Return times that are days together with the column that has the time of day, if there is one."""
+    if time.has_clock or time.field.unit in UNITS:
+        return time
+    other = words.OTHER_TIME | words.DURATION | {"length"}
+    for column in columns:
+        if column is time.column or column.is_constant or words.says(column.name, other):
+            continue
+        clocks = [clock for text in column.top(20) if (clock := _CLOCK.fullmatch(f" {text}")) is not None]
+        if len(clocks) < len(column.top(20)):
+            continue
+        clock, unit, form = clocks[0], time.field.unit, None
+        if time.field.format is not None or clock["half"]:
+            unit, form = None, (time.field.format or "%Y-%m-%d") + _clock_format(clock)
+        field = TimeField(column=time.column.name, unit=unit, format=form, time_of_day=column.name)
+        us = TimeReader().read(time.column.values, field, time_of_day=column)
+        share = float((us >= 0).sum() / max(1, time.column.num_given))
+        if share >= LEAST_SHARE:
+            return replace(time, field=field, us=us, read_share=share, time_of_day=column)
+    return time
 
 
 def is_timezone(name: str) -> bool:

@@ -24,7 +24,7 @@ WEAK_ITEM = frozenset("artist album campaign banner entity thing target location
 
 TIME = frozenset(
     "timestamp tstamp time ts datetime unixtime epoch at when date day dt clock utc occurred happened datum zeit "
-    "zeitpunkt zeitstempel fecha".split()
+    "zeitpunkt zeitstempel uhrzeit fecha hora heure".split()
 )
 WEAK_TIME = frozenset("date day dt created datum fecha".split())
 OTHER_TIME = frozenset(
@@ -83,7 +83,8 @@ SHOWN = frozenset(
 
 AGAINST = frozenset(
     "hate dislike disliked hide hidden report block unfollow unlike skip skipped remove removed removefromcart delete "
-    "deleted downvote return returned refund cancel cancelled uninstall unsubscribe ban negative thumbsdown".split()
+    "deleted downvote return returned refund cancel cancelled uninstall unsubscribe ban negative thumbsdown dismiss "
+    "dismissed mute muted spam flag flagged ignore ignored reject rejected".split()
 )
 """Words of actions against a pin."""
 

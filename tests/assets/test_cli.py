@@ -70,8 +70,13 @@ def test_check_refuses_a_day_without_a_positive_action(demo_logs: Path) -> None:
     assert runner.invoke(app, ["check", str(DEMO_SITE)]).exit_code == 0
 
 
-def test_check_accepts_a_day_without_actions(demo_logs: Path) -> None:
+def test_check_accepts_a_day_without_actions_but_no_log_without(demo_logs: Path) -> None:
     write_demo_rows(demo_logs)
+    result = runner.invoke(app, ["check", str(DEMO_SITE)])
+    assert result.exit_code == 1
+    assert "the log has no rows" in result.output
+    (demo_logs.parent / "2026-01-02").mkdir()
+    write_demo_rows(demo_logs.parent / "2026-01-02", "1767312000123,5,p1,closeup,home,10001")
     assert runner.invoke(app, ["check", str(DEMO_SITE)]).exit_code == 0
 
 

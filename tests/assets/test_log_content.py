@@ -213,7 +213,7 @@ def test_pf_check_shows_rows(site: Site, tmp_path: Path) -> None:
 
 
 def test_commands_print_through_one_function() -> None:
-    """`pf forget` prints numbers and the path of its list."""
+    """JSON is of ASCII, with escapes; `pf forget` prints numbers and the path of its list."""
     calls = {}
     for path in (REPOSITORY / "pf_assets" / "cli").glob("*.py"):
         for function in ast.walk(ast.parse(path.read_text())):
@@ -221,4 +221,4 @@ def test_commands_print_through_one_function() -> None:
                 attributes = [node for node in ast.walk(function) if isinstance(node, ast.Attribute)]
                 if any(node.attr in ("echo", "secho") for node in attributes):
                     calls[path.stem, function.name] = function
-    assert set(calls) <= {("output", "show"), ("operations", "forget")}
+    assert set(calls) <= {("output", "show"), ("output", "show_json"), ("operations", "forget")}

@@ -25,7 +25,7 @@ from pf_assets.cli.pipeline import missing_model
 from pf_assets.definitions import build_definitions
 from pf_assets.launch import train_job
 from pf_assets.launch.processes import _raise_if_failed, command_for
-from pf_assets.settings import REPOSITORY
+from pf_assets.settings import DEMO_SITE, REPOSITORY
 from pf_assets.tracking.tracking import Tracking
 from pf_core.config.site import Site
 from pf_core.config.training import tiny
@@ -467,5 +467,12 @@ def test_the_graph_is_drawn_without_torch_and_mlflow() -> None:
         "d.build_definitions(current_site()).resolve_asset_graph();"
         "print([name for name in ('torch', 'mlflow') if name in sys.modules])"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PF_SITE": str(DEMO_SITE)},
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        check=True,
+    )
     assert result.stdout.strip() == "[]"

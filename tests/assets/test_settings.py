@@ -50,16 +50,19 @@ def test_dagster_home_of_another_site_is_not_used(
         dagster_home(site_file)
 
 
-@pytest.mark.parametrize("command", [["dev"], ["report"]])
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [("dev", "{site_file} has no Dagster home"), ("report", "no recipe of small is finished yet")],
+)
 def test_commands_refuse_in_a_sentence(
-    site_file: Path, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    site_file: Path, command: str, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PF_SITE", str(site_file))
-    monkeypatch.setattr("sys.argv", ["pf", *command])
+    monkeypatch.setattr("sys.argv", ["pf", command])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1
-    assert f"error: {site_file} has no Dagster home" in capsys.readouterr().err
+    assert f"error: {sentence.format(site_file=site_file)}" in capsys.readouterr().err
 
 
 def test_the_demos_home_is_for_the_demo(site_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from pf_assets.cli.pipeline import stage_names
+from pf_assets.cli.run import show_next
 from pf_core.config.site import load_site
 from pf_core.serving.client import Serving
 from pf_core.serving.releases import list_releases
@@ -100,6 +101,18 @@ def test_a_run_that_fails_ends_with_its_lines_the_reason_and_the_command(home: P
     assert again == "to run it again: pf run"
     for noise in ("Traceback", "SupersessionWarning", "nanobind"):
         assert noise not in out + errors
+
+
+def test_what_to_do_next_names_the_site_where_the_commands_would_mean_another(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = home / "site.yaml"
+    site = load_site(path, environment={})
+    monkeypatch.delenv("PF_SITE", raising=False)
+    for folder, is_named in ((home, False), (home.parent, True)):
+        monkeypatch.chdir(folder)
+        show_next(site, path)
+        assert (f"export PF_SITE={path}" in capsys.readouterr().out) == is_named
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Mapping of foreign rows to contract rows: expected values by hand, a reason for every reject, no row lost."""
 
 import json
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -319,6 +319,45 @@ def test_text_in_a_stated_format_is_in_the_stated_zone_unless_it_names_one() -> 
 def test_text_in_another_format_is_no_time(text: str) -> None:
     mapped = map_columns({"t": [text]}, ts={"column": "t", "format": "%d.%m.%Y"})
     assert reasons(mapped) == {0: "ts: not a time of format %d.%m.%Y (column t)"}
+
+
+@pytest.mark.parametrize(
+    ("day", "clock", "form"),
+    [
+        ("2026-01-01", "1:00", None),
+        ("2026-01-01 00:00:00", "01:00:00", None),  # as databases export a day
+        (date(2026, 1, 1), "01:00:00.000", None),
+        (datetime(2026, 1, 1), time(1), None),
+        ("01.01.2026", "1:00", "%d.%m.%Y %H:%M"),
+        (date(2026, 1, 1), "1:00:00 AM", "%Y-%m-%d %I:%M:%S %p"),
+    ],
+)
+def test_day_and_time_of_day_in_two_columns(day: Any, clock: Any, form: str | None) -> None:
+    ts = {"column": "d", "time_of_day": "t"} | ({"unit": "iso"} if form is None else {"format": form})
+    mapped = map_columns({"d": [day], "t": [clock]}, ts=ts)
+    assert times_us(mapped) == {0: (NEW_YEAR_S + HOUR_S) * 1_000_000}
+    berlin = map_columns({"d": [day], "t": [clock]}, ts=ts | {"timezone": "Europe/Berlin"})
+    assert times_us(berlin) == {0: NEW_YEAR_S * 1_000_000}
+
+
+def test_a_row_needs_a_day_and_a_time_of_day() -> None:
+    ts = {"column": "d", "unit": "iso", "time_of_day": "t"}
+    days = ["2026-01-01", "", "2026-01-01", "2026-01-01", "2026-01-01", "today", "2026-01-01"]
+    clocks = ["", "1:00", "25:00", "noon", "2026-01-02 1:00", "1:00", "1:00+01:00"]
+    mapped = map_columns({"d": days, "t": clocks}, ts=ts)
+    assert times_us(mapped) == {6: NEW_YEAR_S * 1_000_000}
+    neither = "ts: not a time in unit iso (columns d and t)"
+    assert reasons(mapped) == {
+        0: "ts: missing (column t)",
+        1: "ts: missing (column d)",
+        **dict.fromkeys([2, 3, 4, 5], neither),
+    }
+
+
+@pytest.mark.parametrize("wrong", [{"unit": "s", "time_of_day": "t"}, {"unit": "iso", "time_of_day": "d"}])
+def test_a_time_of_day_that_means_nothing_is_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="leave out `time_of_day`"):
+        source(ts={"column": "d"} | wrong)
 
 
 def test_a_format_that_nobody_knows_is_an_error() -> None:

@@ -206,6 +206,30 @@ def test_a_column_may_name_the_zone(tmp_path: Path) -> None:
     assert "column tz says Asia/Tokyo in 100 % of the rows" in output
 
 
+@pytest.mark.parametrize(
+    ("header", "day", "clock", "expected"),
+    [
+        ("date,time", "%Y-%m-%d", "%H:%M:%S", {"column": "date", "unit": "iso"}),
+        ("order_day,hour", "%Y-%m-%d 00:00:00", "%H:%M", {"column": "order_day", "unit": "iso"}),
+        ("Datum,Uhrzeit", "%d.%m.%Y", "%H:%M", {"column": "Datum", "format": "%d.%m.%Y %H:%M"}),
+        ("date,at", "%m/%d/%Y", "%I:%M %p", {"column": "date", "format": "%m/%d/%Y %I:%M %p"}),
+    ],
+)
+def test_day_and_time_of_day_in_two_columns(
+    tmp_path: Path, header: str, day: str, clock: str, expected: dict[str, str]
+) -> None:
+    logs = csv_of(
+        tmp_path / "logs",
+        f"{header},user,product,length",
+        lambda row: f"{row.at:{day}},{row.at:{clock}},{row.user},{row.pin},0{row.pin % 9}:30",
+    )
+    found, output, checked = accepted(logs, tmp_path)
+    assert found["ts"] == expected | {"time_of_day": header.split(",")[1]}
+    assert "has the time of day, such as" in output
+    assert "The times are days" not in (tmp_path / "site.yaml").read_text()
+    assert f"ts={ROWS[0].at:%Y-%m-%d %H:%M}" in checked
+
+
 def test_abbreviated_zones_are_refused(tmp_path: Path) -> None:
     line = f"{{}},{{}},{{:%Y-%m-%d %H:%M:%S}} {'CEST'}"
     logs = csv_of(tmp_path / "a", ZONED, lambda r: line.format(r.user, r.pin, r.at))

@@ -80,9 +80,8 @@ def test_the_use_log_is_mapped_and_sorted_by_day(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "uses").iterdir()) == ["first_use.npy", "offsets.npy", "pin.npy"]
 
 
-ACTIONS = st.lists(st.tuples(st.floats(100, 129), st.integers(0, 3), st.just(0), st.booleans()), max_size=15).map(
-    sorted
-)
+HOURS = st.integers(100 * 24, 129 * 24).map(lambda hour: hour / 24)
+ACTIONS = st.lists(st.tuples(HOURS, st.integers(0, 3), st.just(0), st.booleans()), max_size=15).map(sorted)
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
