@@ -5,7 +5,10 @@ not ASCII (Cyrillic, Greek, Japanese), a capital or a sign within a word (encodi
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+
+from pf_core.config.files import Files
+from pf_core.logs.sample import Plan, raw_lines
 
 MOSTLY = 0.9
 """Share of the lines with other bytes than ASCII that must not be UTF-8: a file of both is neither."""
@@ -42,6 +45,22 @@ def cp1252_evidence(lines: Iterable[bytes]) -> str | None:
     also = "" if re.search(rb"[\x80-\x9f]", raw) else "; Latin-1 has the same characters here"
     are = "1 line that was read is" if len(strange) == 1 else f"{len(strange):,} lines that were read are"
     return f"{are} not UTF-8, and as cp1252 they say {shown}{also}"
+
+
+def lines_in_utf8(source: Files, plan: Plan) -> Iterator[str]:
+    """Yield a sentence if text that the site file says is in another encoding has lines in UTF-8.
+
+    Nothing is rejected then, as `é` becomes `Ã©`. Text in another encoding is hardly ever valid UTF-8 by chance.
+    """
+    if source.encoding == "utf-8":
+        return
+    beyond_ascii = [line for piece in plan.pieces for line in raw_lines(piece) if not line.isascii()]
+    num_utf8 = sum(map(_is_utf8, beyond_ascii))
+    if num_utf8 > (1 - MOSTLY) * len(beyond_ascii):
+        yield (
+            f"{num_utf8:,} of {len(beyond_ascii):,} lines with characters beyond ASCII are UTF-8, and are misread as "
+            f"{source.encoding}: delete `encoding` if all files are UTF-8, or write all in one encoding"
+        )
 
 
 def _is_utf8(line: bytes) -> bool:

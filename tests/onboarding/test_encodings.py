@@ -150,6 +150,26 @@ def test_files_of_two_encodings_are_refused(tmp_path: Path) -> None:
     assert "set `encoding: cp1252` in the site file if that is how CSV or JSON lines are written, or convert" in output
 
 
+@pytest.mark.parametrize(("num_in_utf8", "is_told"), [(0, False), (120, False), (1200, True), (2400, True)])
+def test_check_tells_lines_that_the_encoding_of_the_site_file_misreads(
+    tmp_path: Path, num_in_utf8: int, is_told: bool
+) -> None:
+    """5 % of the rows may be valid UTF-8 by chance; half of them are not."""
+    log = write_lines(
+        tmp_path / "logs" / "log.csv", [HEADER, *(order(r, names=["CAFÉ"]) for r in ROWS)], encoding="cp1252"
+    )
+    accepted(tmp_path / "logs", tmp_path)
+    head, *lines = log.read_bytes().splitlines()
+    lines[:num_in_utf8] = [line.decode("cp1252").encode() for line in lines[:num_in_utf8]]
+    log.write_bytes(b"\n".join([head, *lines]))
+    checked = CliRunner().invoke(app, ["check", str(tmp_path / "site.yaml")]).output
+    assert "2,400 read: 1,800 kept" in checked
+    warning = (
+        f"warning    {num_in_utf8:,} of 2,400 lines with characters beyond ASCII are UTF-8, and are misread as cp1252"
+    )
+    assert (warning in checked) == is_told
+
+
 @pytest.mark.parametrize("encoding", ["cp1251", "koi8-r", "cp1253", "shift_jis", "gb18030", "mac_roman", "cp850"])
 def test_other_encodings_are_refused_with_what_to_do(tmp_path: Path, encoding: str) -> None:
     names = {
