@@ -16,6 +16,7 @@ from pf_core.errors import PipelineError
 from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.logs.preview import names_without_rows, refuse_pins, refuse_rejects, refuse_without_positive, shown
 from pf_core.logs.training_users import read_training_users
+from pf_core.onboarding.encodings import lines_in_utf8
 from pf_core.onboarding.forecast import (
     KnownPins,
     describe_embedded,
@@ -52,7 +53,8 @@ def check(
     """Show what a site file makes of your logs, without writing anything; an error if a run would fail on them."""
     site = load_site(site_file or own_site_path(os.environ), environment=os.environ)
     survey = survey_log(site, ds, shown_actions=rows)
-    warnings = [*names_without_rows(site, survey.tally), *_missing_files(site)]
+    misread = lines_in_utf8(site.source.actions, survey.plan)
+    warnings = [*names_without_rows(site, survey.tally), *_missing_files(site), *misread]
     if not as_json:
         print_rows(site, survey, warnings)
     problems = problems_of(site, ds or site.start_ds, survey)

@@ -60,7 +60,7 @@ def _print_draft(draft: Draft) -> None:
     show(f"  log        {draft.root / actions['path']}")
     for label, key in (("user", "user_id"), ("pin", "pin_id"), ("time", "ts"), ("action", "action_type")):
         show(f"  {label:<10} {_named(actions[key])}: {draft.notes.guessed[key]}")
-    for label, key in (("surface", "surface"), ("duration", "duration_s")):
+    for label, key in (("surface", "surface"), ("duration", "duration_s"), ("encoding", "encoding")):
         if key in actions:
             show(f"  {label:<10} {_named(actions[key])}: {draft.notes.guessed[key]}")
     days = draft.days

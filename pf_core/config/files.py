@@ -1,15 +1,27 @@
 """Sets of files: where they are, and how text is divided into rows and values. `logs/readers.py` opens them."""
 
+import codecs
 import re
 from collections.abc import Iterable
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from pf_core.config.base import Strict
 
 FileFormat = Literal["csv", "jsonl", "parquet"]
+
+Encoding = Literal["utf-8", "latin-1", "cp1252"]
+
+_ENCODINGS: dict[str, Encoding] = {
+    "ascii": "utf-8",
+    "utf-8": "utf-8",
+    "utf-8-sig": "utf-8",
+    "iso8859-1": "latin-1",
+    "cp1252": "cp1252",
+}
+"""Encodings that are read, by Python's names of them."""
 
 DAY = "{ds}"
 """Stands for the day in a path."""
@@ -25,6 +37,20 @@ _SUFFIXES: dict[str, FileFormat] = {
 }
 
 
+def _encoding_of(value: Any) -> Any:
+    """Return the encoding that a name stands for: `ISO-8859-1` and `latin1` are latin-1, `windows-1252` is cp1252."""
+    try:
+        name = codecs.lookup(value).name
+    except (LookupError, TypeError, ValueError):
+        name = ""
+    if name not in _ENCODINGS:
+        raise ValueError(
+            f"{value!r} is not read, only utf-8, latin-1 (ISO-8859-1) and cp1252 (windows-1252): convert the files, "
+            f"for example with: iconv -f {value} -t UTF-8"
+        )
+    return _ENCODINGS[name]
+
+
 class Files(Strict):
     """A set of files, and how they are parsed."""
 
@@ -34,6 +60,9 @@ class Files(Strict):
     format: FileFormat | None = None
     """csv, jsonl or parquet; by default by the suffix of `path`. The columns of jsonl are the keys of the line's
     object; a key of an object within it, or of a struct of Parquet, is named with dots: `item.id`."""
+    encoding: Annotated[Encoding, BeforeValidator(_encoding_of)] = "utf-8"
+    """How the characters of CSV and JSON lines files are written: utf-8; latin-1, also called ISO-8859-1; or cp1252,
+    also called windows-1252. A line with a byte that the encoding does not define is quarantined."""
     delimiter: str = Field(default=",", min_length=1)
     """Text between the values of a CSV file, one character or several, such as `::`; by default a tab for .tsv files
     and a comma for others."""
@@ -55,6 +84,12 @@ class Files(Strict):
     def _format_is_known(self) -> "Files":
         if self.format is None and self.file_format is None:
             raise ValueError(f"unknown file format of {self.path!r}: add `format: csv`, `jsonl` or `parquet`")
+        return self
+
+    @model_validator(mode="after")
+    def _only_text_is_encoded(self) -> "Files":
+        if self.encoding != "utf-8" and self.file_format == "parquet":
+            raise ValueError("`encoding` is for CSV and JSON lines; the text of Parquet is UTF-8: delete the key")
         return self
 
     @model_validator(mode="after")

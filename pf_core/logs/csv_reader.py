@@ -25,7 +25,7 @@ def read_csv(path: Path, files: Files, columns: Sequence[str]) -> Iterator[RawBa
     is_long = len(files.delimiter.encode()) > 1
     delimiter, quote = (UNIT_SEPARATOR, None) if is_long else (files.delimiter, files.quote)
     parse: dict[str, Any] = {"delimiter": delimiter, "quote_char": quote or False}
-    file = TextFile(path, has_header=files.columns is None, is_cr_an_end=True)
+    file = TextFile(path, has_header=files.columns is None, is_cr_an_end=True, encoding=files.encoding)
     names = list(files.columns or ())
     if files.columns is None:
         if file.header is None:

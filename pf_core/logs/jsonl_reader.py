@@ -9,13 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pf_core.config.files import Encoding
 from pf_core.errors import PipelineError
 from pf_core.logs.lines import LineBlock, TextFile
 from pf_core.logs.raw_batch import RawBatch
 from pf_core.logs.remedies import NOT_AN_OBJECT, column_remedy
 
 
-def read_jsonl(path: Path, columns: Sequence[str], *, refuses_absent: bool) -> Iterator[RawBatch]:
+def read_jsonl(path: Path, columns: Sequence[str], *, encoding: Encoding, refuses_absent: bool) -> Iterator[RawBatch]:
     """Parse one document a line, so that a broken line costs one row; a column that no row has is an error.
 
     A column is a key of the line's object or, with dots in its name, of an object within it; a key counts first.
@@ -25,7 +26,7 @@ def read_jsonl(path: Path, columns: Sequence[str], *, refuses_absent: bool) -> I
     connection = _json_database().cursor()
     unseen, num_rows = dict(places) if refuses_absent else {}, 0
     keys: list[str] | None = None
-    for block in TextFile(path, has_header=False, is_cr_an_end=False).blocks():
+    for block in TextFile(path, has_header=False, is_cr_an_end=False, encoding=encoding).blocks():
         lines = pa.table({"line": _line_array(block)})
         parsed = connection.sql(
             """

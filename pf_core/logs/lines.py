@@ -5,6 +5,9 @@ there a lone CR is white space within a document (unless the first block of the 
 rows, but they count in line numbers. A line that is not UTF-8, contains a NUL byte or is longer than MAX_LINE_BYTES is
 returned as malformed, and costs no other line: memory is bounded by BLOCK_BYTES and MAX_LINE_BYTES, whatever the file
 contains.
+
+Text in another encoding becomes UTF-8 as it is read. Each of its bytes is a character, so that blocks can end anywhere.
+A byte that the encoding does not define is left as it is: alone it is not valid UTF-8, and so its line is malformed.
 """
 
 from collections.abc import Iterator
@@ -14,8 +17,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from pf_core.config.files import Encoding
 from pf_core.errors import PipelineError
-from pf_core.logs.remedies import NOT_UTF8
+from pf_core.logs.remedies import UTF16, not_valid
 from pf_core.storage.files import is_remote
 
 BLOCK_BYTES = 8 << 20
@@ -82,8 +86,8 @@ def line_text(line: bytes) -> str:
 class TextFile:
     """The lines of one file, read once: `header`, if it has one, then `blocks`."""
 
-    def __init__(self, path: Path, *, has_header: bool, is_cr_an_end: bool) -> None:
-        self._path, self._is_cr_an_end = path, is_cr_an_end
+    def __init__(self, path: Path, *, has_header: bool, is_cr_an_end: bool, encoding: Encoding) -> None:
+        self._path, self._is_cr_an_end, self._encoding = path, is_cr_an_end, encoding
         self._next_number = 1
         self._chunks = self._read_chunks()
         self._pending: tuple[bytes, bool] | None = None
@@ -137,6 +141,8 @@ class TextFile:
             while chunk := stream.read(BLOCK_BYTES):
                 if is_first:
                     chunk, is_first = self._check_start(chunk), False
+                if self._encoding != "utf-8" and not chunk.isascii():
+                    chunk = chunk.decode(self._encoding, "surrogateescape").encode("utf-8", "surrogateescape")
                 if is_skipping:
                     chunk, is_skipping, is_after_cr = self._skip_line(chunk, is_after_cr)
                 held += chunk
@@ -164,7 +170,13 @@ class TextFile:
 
     def _check_start(self, chunk: bytes) -> bytes:
         if chunk.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise PipelineError(f"{self._path} is UTF-16 or UTF-32 text", "convert it to UTF-8")
+            raise PipelineError(f"{self._path} is UTF-16 or UTF-32 text", UTF16)
+        if self._encoding != "utf-8" and chunk.startswith(BYTE_ORDER_MARK):
+            raise PipelineError(
+                f"{self._path} is UTF-8 text with a mark of byte order, and `encoding` in the site file says "
+                f"{self._encoding}",
+                "delete `encoding` if all files are UTF-8, or write all in one encoding",
+            )
         if not self._is_cr_an_end and b"\n" not in chunk and b"\r" in chunk:
             self._is_cr_an_end = True  # a file of an old system: CR alone ends its lines
         return chunk.removeprefix(BYTE_ORDER_MARK)
@@ -195,19 +207,20 @@ class TextFile:
             ends = end[first : first + BLOCK_LINES]
             number = np.arange(self._next_number, self._next_number + len(ends))
             self._next_number += len(ends)
-            yield _valid_lines(LineBlock(data=data[start : ends[-1]], end=ends - start, number=number))
+            block = LineBlock(data=data[start : ends[-1]], end=ends - start, number=number)
+            yield _valid_lines(block, self._encoding)
             start = ends[-1]
 
 
-def _valid_lines(block: LineBlock) -> LineBlock:
-    """Leave out blank lines, and move lines that cannot be text to the malformed ones."""
+def _valid_lines(block: LineBlock, encoding: Encoding) -> LineBlock:
+    """Leave out blank lines, and move lines that cannot be text in the file's encoding to the malformed ones."""
     block = _without_blank(block)
     block = block.without(np.flatnonzero(_content_length(block) > MAX_LINE_BYTES), _too_long())
     if b"\0" in block.data:
         places = np.flatnonzero(np.frombuffer(block.data, np.uint8) == NUL)
         wrong = np.unique(np.searchsorted(block.end, places, side="right"))
         block = block.without(wrong, "malformed: contains a NUL byte")
-    return block.without(_not_utf8(block), NOT_UTF8)
+    return block.without(_not_utf8(block), not_valid(encoding))
 
 
 def _too_long() -> str:

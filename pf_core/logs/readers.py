@@ -84,7 +84,7 @@ def read_file(
             case "csv":
                 batches = read_csv(path, files, columns)
             case "jsonl":
-                batches = read_jsonl(path, columns, refuses_absent=absent_keys == "refuse")
+                batches = read_jsonl(path, columns, encoding=files.encoding, refuses_absent=absent_keys == "refuse")
             case _:
                 batches = _read_parquet(path, columns, categories)
         is_empty = True

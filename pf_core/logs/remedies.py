@@ -4,7 +4,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-NOT_UTF8 = "malformed: not valid UTF-8"
+from pf_core.config.files import Encoding
+
+NOT_VALID = "malformed: not valid"
+
+NOT_UTF8 = f"{NOT_VALID} UTF-8"
 
 NOT_AN_OBJECT = "malformed: not a JSON object"
 
@@ -18,8 +22,15 @@ AFTER_ITS_FILE = "ts: after its file's day"
 
 TOO_LATE = "ts: too late for its day"
 
+UTF16 = "convert it to UTF-8, for example with: iconv -f UTF-16 -t UTF-8"
+"""What to do about a file in UTF-16."""
+
 REMEDIES = {
-    NOT_UTF8: "convert the files to UTF-8, for example with: iconv -f ISO-8859-1 -t UTF-8",
+    NOT_UTF8: (
+        "set `encoding: cp1252` in the site file if that is how CSV or JSON lines are written, or convert the files to "
+        "UTF-8, for example with: iconv -f CP1250 -t UTF-8"
+    ),
+    NOT_VALID: "fix `encoding` in the site file, or repair the files",
     NOT_AN_OBJECT: "write one JSON object in each line, or fix `format` in the site file",
     OPEN_QUOTE: "write each row as one line, or set `quote: null` in the site file if nothing is quoted",
     WRONG_NUMBER_OF_FIELDS: "fix `delimiter`, `quote` or `columns` in the site file",
@@ -32,6 +43,11 @@ REMEDIES = {
 
 OTHER_DELIMITERS = (";", "\t", "|", "::", ",")
 """Delimiters that an error suggests for a header of one column."""
+
+
+def not_valid(encoding: Encoding) -> str:
+    """Return the reason of a line with bytes that the encoding does not define."""
+    return NOT_UTF8 if encoding == "utf-8" else f"{NOT_VALID} {encoding}"
 
 
 def remedy_of(reason: str) -> str:

@@ -33,6 +33,9 @@ PLAIN_PER_COMPRESSED = 5
 
 HEADER_BYTES = 1 << 16
 
+RAW_BYTES = 64 << 20
+"""Bytes of a file whose encoding is looked at."""
+
 BYTES_PER_PARQUET_ROW = 40
 """Bytes of a log's row as text, roughly: turns a number of bytes to read into a number of rows."""
 
@@ -200,6 +203,11 @@ def read_piece(
                 yield replace(batch, file=piece.file)
         except PipelineError as error:
             raise PipelineError(str(error).replace(file.name, str(piece.file))) from error
+
+
+def raw_lines(piece: Piece) -> list[bytes]:
+    """Return the lines of a piece of text as the file has them, of a large file at most RAW_BYTES."""
+    return _text_of(replace(piece, size=piece.size or RAW_BYTES), has_header=False).splitlines()
 
 
 def _text_of(piece: Piece, *, has_header: bool) -> bytes:

@@ -126,12 +126,14 @@ def best_catalogue(choices: Sequence[CatalogueChoice]) -> CatalogueChoice | None
 
 def note_catalogue(chosen: CatalogueChoice, choices: Sequence[CatalogueChoice], notes: Notes) -> None:
     """Note what was chosen, and what could have been."""
-    beside = [choice.group.files[0].name for choice in choices if choice.group is not chosen.group]
+    beside = [choice.group.files[0].name for choice in choices if choice.group.files != chosen.group.files]
     others = f"; others with ids of pins: {', '.join(beside)}" if beside else ""
     share = percent(chosen.overlap)
     notes.guessed["catalogue"] = (
         f"{chosen.group.files[0].name}, column {chosen.pin.name}: {share} of the log's pins that were read{others}"
     )
+    if chosen.group.layout.encoding_evidence is not None:
+        notes.guessed["catalogue_encoding"] = chosen.group.layout.encoding_evidence
     if chosen.interest is not None:
         notes.guessed["interest"] = f"{chosen.interest.num_distinct:,} values, such as {chosen.interest.examples()}"
     if chosen.is_candidate is not None:

@@ -218,6 +218,7 @@ def described(files: Files, path: str) -> dict[str, Any]:
     own: dict[str, Any] = {"path": path}
     if Files.model_construct(path=path, format=None).file_format != kind:
         own["format"] = kind
+    own |= {"encoding": files.encoding} if files.encoding != "utf-8" else {}
     if kind != "csv":
         return own
     usual = Files.model_validate(own)
@@ -248,12 +249,13 @@ def _find_catalogue(groups: Sequence[Group], roles: Roles, notes: Notes, *, is_n
     choices = []
     for group in groups:
         try:
-            columns = describe(sample_of(group, SAMPLE_BYTES if is_named else SMALL_BYTES).table)
+            sampled = sample_of(group, SAMPLE_BYTES if is_named else SMALL_BYTES)
+            columns = describe(sampled.table)
         except PipelineError:
             if is_named:
                 raise
             continue
-        choice = read_as_catalogue(group, columns, roles)
+        choice = read_as_catalogue(sampled.group, columns, roles)
         if choice is not None:
             choices.append(choice)
         elif is_named:
@@ -264,8 +266,8 @@ def _find_catalogue(groups: Sequence[Group], roles: Roles, notes: Notes, *, is_n
             )
     chosen = best_catalogue(choices)
     if chosen is not None and not is_named:  # now a larger part of it
-        columns = describe(sample_of(chosen.group, SAMPLE_BYTES).table)
-        chosen = read_as_catalogue(chosen.group, columns, roles)
+        sampled = sample_of(chosen.group, SAMPLE_BYTES)
+        chosen = read_as_catalogue(sampled.group, describe(sampled.table), roles)
     if chosen is not None:
         note_catalogue(chosen, choices, notes)
     if chosen is not None and not (is_named or chosen.is_clear(roles.pin)):

@@ -15,11 +15,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pf_core.config.files import Files
+from pf_core.config.files import Encoding, Files
 from pf_core.errors import PipelineError
 from pf_core.logs.lines import BYTE_ORDER_MARK, COMPRESSION, open_text
 from pf_core.logs.parquet_columns import leaf_names, with_leaves
-from pf_core.logs.remedies import file_remedy
+from pf_core.logs.remedies import UTF16, file_remedy
+from pf_core.onboarding.encodings import cp1252_evidence
 from pf_core.onboarding.separators import CONSISTENT, find_separator, has_header, starts_with_digit
 
 HEAD_BYTES = 1 << 16
@@ -44,8 +45,8 @@ BINARIES = {
     b"SQLite format 3": ("an SQLite database", "export the table as CSV"),
     b"ORC": ("an ORC file", "convert it to Parquet"),
     b"Obj\x01": ("an Avro file", "convert it to Parquet"),
-    b"\xff\xfe": ("UTF-16 or UTF-32 text", "convert it to UTF-8, for example with: iconv -f UTF-16 -t UTF-8"),
-    b"\xfe\xff": ("UTF-16 or UTF-32 text", "convert it to UTF-8, for example with: iconv -f UTF-16 -t UTF-8"),
+    b"\xff\xfe": ("UTF-16 or UTF-32 text", UTF16),
+    b"\xfe\xff": ("UTF-16 or UTF-32 text", UTF16),
     b"7z\xbc\xaf": ("a 7z archive", "unpack it"),
     b"Rar!": ("a RAR archive", "unpack it"),
 }
@@ -73,6 +74,8 @@ class Layout:
     """For CSV without a header, whether each column has numbers (1) or text (a)."""
     evidence: str
     """Why it is read like this."""
+    encoding_evidence: str | None = None
+    """Why its text is not UTF-8."""
 
     def is_like(self, other: "Layout", *, least_shared: float) -> bool:
         """Whether files of both can be read as one table: more than this share of their columns have the same names."""
@@ -168,27 +171,29 @@ def _named(path: Path, kind: str, **options: Any) -> Files:
 def _text_layout(path: Path, head: bytes, is_all: bool) -> Layout:
     if b"\0" in head or sum(byte < 9 or 13 < byte < 32 for byte in head if byte not in (1, 27, 31)) > len(head) // 50:
         raise PipelineError(f"{path} holds binary data, not a log", "name files of CSV, JSON lines or Parquet")
-    text = head.removeprefix(BYTE_ORDER_MARK).decode("utf-8", "replace")
+    is_marked, whole = head.startswith(BYTE_ORDER_MARK), head.splitlines()[: None if is_all else -1]
+    encoding: Encoding = "utf-8" if is_marked or cp1252_evidence(whole) is None else "cp1252"
+    text = head.removeprefix(BYTE_ORDER_MARK).decode(encoding, "replace")
     lines = [line for line in re.split(r"\r\n|\n|\r", text)[: None if is_all else -1] if line]
     if len(lines) < 2 and re.match(r"\[\s*\{", text.lstrip()):
         raise PipelineError(f"{path} is one JSON array", "write one object in each line, for example with: jq -c '.[]'")
     if not lines:
         what = "has no line" if is_all else f"has no end of a line in its first {HEAD_BYTES:,} bytes"
         raise PipelineError(f"{path} {what}", "name files of CSV, JSON lines or Parquet")
-    if text.lstrip()[0] in "{[" and (found := _json_layout(path, lines, text.lstrip())):
+    if text.lstrip()[0] in "{[" and (found := _json_layout(path, lines, text.lstrip(), encoding)):
         return found
-    return _csv_layout(path, lines[:MAX_LINES])
+    return _csv_layout(path, lines[:MAX_LINES], encoding)
 
 
 # JSON lines
 
 
-def _json_layout(path: Path, lines: Sequence[str], text: str) -> Layout | None:
+def _json_layout(path: Path, lines: Sequence[str], text: str, encoding: Encoding) -> Layout | None:
     rows = [row for line in lines for row in [_parsed(line)] if isinstance(row, dict)]
     if len(rows) >= CONSISTENT * len(lines):
         keys = dict(key for row in rows for key in values_of(row))
         return Layout(
-            files=_named(path, "jsonl"),
+            files=_named(path, "jsonl", encoding=encoding),
             columns=tuple(key for key, value in keys.items() if not isinstance(value, list)),
             lists=tuple(key for key, value in keys.items() if _is_numbers(value)),
             nested=tuple(key for key, value in keys.items() if isinstance(value, list) and not _is_numbers(value)),
@@ -226,7 +231,7 @@ def values_of(row: dict[str, Any], prefix: str = "", depth: int = 1) -> Iterator
 # CSV
 
 
-def _csv_layout(path: Path, lines: Sequence[str]) -> Layout:
+def _csv_layout(path: Path, lines: Sequence[str], encoding: Encoding) -> Layout:
     found = find_separator(lines)
     num_remarks = next((place for place, line in enumerate(lines) if not REMARK.match(line)), 0)
     if found is None or num_remarks > 1:  # a single one may be the header
@@ -243,7 +248,7 @@ def _csv_layout(path: Path, lines: Sequence[str]) -> Layout:
             "write the log as CSV, JSON lines or Parquet",
         )
     delimiter, quote, rows = found
-    options: dict[str, Any] = {"delimiter": delimiter, "quote": quote}
+    options: dict[str, Any] = {"encoding": encoding, "delimiter": delimiter, "quote": quote}
     named = (
         f"{len(rows[0])} values in {len(rows)} of the first {len(lines)} lines, separated by {json.dumps(delimiter)}"
     )

@@ -63,6 +63,8 @@ def find_log(groups: Sequence[Group], refused: Sequence[PipelineError], notes: N
             "write one row for each action in them",
         ) from error
     notes.guessed["path"] = group.layout.evidence
+    if sampled.group.layout.encoding_evidence is not None:
+        notes.guessed["encoding"] = sampled.group.layout.encoding_evidence
     if group.layout.partial:
         notes.hints.append(f"Columns that some files do not have are not read: {', '.join(group.layout.partial)}.")
     return _with_names(Log(sampled, columns, roles)), strangers

@@ -1,4 +1,8 @@
-"""A bounded sample of a group of files as one table, with how many rows of the log each row stands for."""
+"""A bounded sample of a group of files as one table, with how many rows of the log each row stands for.
+
+What the first bytes of a file do not show is corrected here: letters that are not ASCII, and quotes that do not end,
+may come late in a log.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -7,8 +11,9 @@ import pyarrow as pa
 
 from pf_core.config.files import Files
 from pf_core.errors import PipelineError
-from pf_core.logs.remedies import OPEN_QUOTE, remedy_of
-from pf_core.logs.sample import Plan, plan_sample, read_piece
+from pf_core.logs.remedies import NOT_UTF8, OPEN_QUOTE, remedy_of
+from pf_core.logs.sample import Plan, plan_sample, raw_lines, read_piece
+from pf_core.onboarding.encodings import cp1252_evidence
 from pf_core.onboarding.folders import Group
 
 SMALL_BYTES = 2 << 20
@@ -51,6 +56,10 @@ class Sampled:
 def sample_of(group: Group, max_bytes: int) -> Sampled:
     """Read a bounded part of a group of files. If quotes make lines unreadable, and nothing else, nothing is quoted."""
     found = _read(group, max_bytes)
+    is_text = group.layout.files.file_format != "parquet"
+    if is_text and (NOT_UTF8 in found.malformed or group.layout.files.encoding != "utf-8"):
+        found = _in_its_encoding(found, max_bytes)
+        group = found.group
     num_open = found.malformed.get(OPEN_QUOTE, 0)
     if num_open > 0.001 * found.table.num_rows:
         files = group.layout.files.model_copy(update={"quote": None})
@@ -63,6 +72,15 @@ def sample_of(group: Group, max_bytes: int) -> Sampled:
         raise PipelineError(f"{group} has no rows", "restore it, or leave it out")
     reason = max(found.malformed, key=found.malformed.__getitem__)
     raise PipelineError(f"no line of {group} is a row: {reason}", remedy_of(reason))
+
+
+def _in_its_encoding(sampled: Sampled, max_bytes: int) -> Sampled:
+    """Return the sample in the encoding that the lines of all its pieces show."""
+    layout = sampled.group.layout
+    evidence = cp1252_evidence(line for piece in sampled.plan.pieces for line in raw_lines(piece))
+    files = layout.files.model_copy(update={"encoding": "utf-8" if evidence is None else "cp1252"})
+    group = Group(layout=replace(layout, files=files, encoding_evidence=evidence), files=sampled.group.files)
+    return replace(sampled, group=group) if files == layout.files else _read(group, max_bytes)
 
 
 def _read(group: Group, max_bytes: int) -> Sampled:

@@ -462,10 +462,12 @@ def test_the_line_of_a_day_accounts_for_every_row(small_site: MakeSite) -> None:
     ]
 
 
-def test_text_in_another_encoding_is_converted_not_mapped(small_site: MakeSite) -> None:
+def test_text_in_another_encoding_is_refused_with_the_key_that_reads_it(small_site: MakeSite) -> None:
     site = small_site(path="logs/{ds}.csv")
     log = site.root / "logs" / f"{DAYS[0]}.csv"
     log.parent.mkdir()
     log.write_bytes("user,pin,time_us,event,place,dwell_s\n1,p,1,été,home,1\n".encode("latin-1"))
-    with pytest.raises(PipelineError, match=r"row 2: malformed: not valid UTF-8; convert the files to UTF-8"):
+    with pytest.raises(
+        PipelineError, match=r"row 2: malformed: not valid UTF-8; set `encoding: cp1252` in the site file"
+    ):
         site.ingest(DAYS[:1])

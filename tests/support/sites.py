@@ -52,7 +52,7 @@ class SmallSite:
             "duration_s": {"column": "dwell_s"},
             "late_days": self.options.get("late_days", 1),
             "early_days": self.options.get("early_days", 0),
-        }
+        } | self.options.get("actions", {})
         return {
             "name": "small",
             "start_ds": START,
