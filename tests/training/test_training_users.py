@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from pf_assets.metadata.model import describe_training_set
 from pf_core.benchmark.reading import read_log
 from pf_core.benchmark.stages import benchmark_site, ingest_log
 from pf_core.config.site import Site, load_site
-from pf_core.config.training_section import TrainingConfig, UsersConfig
+from pf_core.config.training_section import AnswerColumn, TrainingConfig, UsersConfig
 from pf_core.days import ds_range
 from pf_core.embeddings.tables import snapshot_state
 from pf_core.engine.local import LocalEngine
@@ -69,13 +70,14 @@ OTHERS = set(USERS.to_pylist()) - CONSENTED
 
 
 def write_site(root: Path, rows: Sequence[Row], users: dict[str, Any] | None) -> Site:
-    """The log of some rows in one file; a list of those who consented is beside it."""
+    """The log of some rows in one file, with a column that says who consented; a list of them is beside it."""
     root.mkdir(parents=True, exist_ok=True)
     lines = [
-        f"{user},{pin},{ds}T{second // 3600:02d}:{second // 60 % 60:02d}:{second % 60:02d}Z,{kind}\n"
+        f"{user},{pin},{ds}T{second // 3600:02d}:{second // 60 % 60:02d}:{second % 60:02d}Z,{kind},"
+        f"{'yes' if user in CONSENTED else 'no'}\n"
         for user, pin, ds, second, kind in rows
     ]
-    (root / "actions.csv").write_text("user,pin,at,kind\n" + "".join(lines))
+    (root / "actions.csv").write_text("user,pin,at,kind,consent\n" + "".join(lines))
     (root / "consent.txt").write_text("".join(f"{user}\n" for user in sorted(CONSENTED)))
     (root / "forget.jsonl").touch()
     chosen = without_vectors(root, changes=FEW_STEPS, users=users)
@@ -88,6 +90,13 @@ def write_site(root: Path, rows: Sequence[Row], users: dict[str, Any] | None) ->
 
 def listed(root: Path) -> dict[str, Any]:
     return {"file": str(root / "consent.txt")}
+
+
+def answered(root: Path) -> dict[str, Any]:
+    return {"column": "consent", "values": ["yes"]}
+
+
+WAYS: dict[str, Callable[[Path], dict[str, Any]]] = {"file": listed, "column": answered}
 
 
 def prepare(site: Site, root: Path) -> LocalEngine:
@@ -106,9 +115,9 @@ def digests(folder: Path, names: Sequence[str]) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def learned(root: Path, rows: Sequence[Row]) -> dict[str, Any]:
+def learned(root: Path, rows: Sequence[Row], way: str) -> dict[str, Any]:
     """All that a model is made of, and the model: training rows, words, pins, counts, factors, weights, choices."""
-    site = write_site(root, rows, listed(root))
+    site = write_site(root, rows, WAYS[way](root))
     engine = prepare(site, root)
     build_training_set(site, cut_ds=CUT_DS, engine=engine, progress=silent)
     plan = plan_model(site)
@@ -141,21 +150,30 @@ def altered(rows: Sequence[Row], users: set[int]) -> list[Row]:
 
 
 @pytest.fixture(scope="module")
-def unchanged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return learned(tmp_path_factory.mktemp("unchanged"), all_rows())
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    return {way: learned(tmp_path_factory.mktemp(way), all_rows(), way) for way in WAYS}
 
 
+def test_a_file_and_a_column_of_the_same_users_teach_the_same(unchanged: dict[str, dict[str, Any]]) -> None:
+    for name in unchanged["file"].keys() - {"fingerprint", "name"}:
+        assert unchanged["file"][name] == unchanged["column"][name], name
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("change", [without, altered])
 def test_nothing_that_a_model_learns_depends_on_the_others(
-    tmp_path: Path, unchanged: dict[str, Any], change: Callable[[Sequence[Row], set[int]], list[Row]]
+    tmp_path: Path,
+    unchanged: dict[str, dict[str, Any]],
+    change: Callable[[Sequence[Row], set[int]], list[Row]],
+    way: str,
 ) -> None:
     """Not a bit differs, not even the name of the model, if those change whom no split has. Those who are held out
     are in the set to judge models, and so in its fingerprint, and change no bit of what is learned either."""
-    assert learned(tmp_path / "neither", change(all_rows(), OTHERS - HELD_OUT)) == unchanged
-    all_others = learned(tmp_path / "all", change(all_rows(), OTHERS))
-    assert all_others["fingerprint"] != unchanged["fingerprint"]
-    for name in unchanged.keys() - {"fingerprint", "name"}:
-        assert all_others[name] == unchanged[name], name
+    assert learned(tmp_path / "neither", change(all_rows(), OTHERS - HELD_OUT), way) == unchanged[way]
+    all_others = learned(tmp_path / "all", change(all_rows(), OTHERS), way)
+    assert all_others["fingerprint"] != unchanged[way]["fingerprint"]
+    for name in all_others.keys() - {"fingerprint", "name"}:
+        assert all_others[name] == unchanged[way][name], name
 
 
 def _count_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +198,7 @@ def _train_on_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "_pack_bucket", packed)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("leak", "where"),
     [
@@ -189,11 +208,11 @@ def _train_on_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_planted_leak_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leak: Callable[[pytest.MonkeyPatch], None], where: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leak: Callable[[pytest.MonkeyPatch], None], where: str, way: str
 ) -> None:
     leak(monkeypatch)
-    before = learned(tmp_path / "before", all_rows())
-    after = learned(tmp_path / "after", without(all_rows(), OTHERS - HELD_OUT))
+    before = learned(tmp_path / "before", all_rows(), way)
+    after = learned(tmp_path / "after", without(all_rows(), OTHERS - HELD_OUT), way)
     assert before["files"][where] != after["files"][where]
     assert before["model"] != after["model"]
 
@@ -425,6 +444,16 @@ def test_a_choice_of_nobody_is_refused(tmp_path: Path) -> None:
         ({"share": "half"}, "training.users.share: "),
         ({}, "training.users: give exactly one of `share`, `file` and `column`"),
         ({"share": 0.5, "file": "consent.txt"}, "training.users: give exactly one of `share`, `file` and `column`"),
+        ({"column": "consent"}, "training.users: `values` is missing"),
+        ({"share": 0.5, "values": ["yes"]}, "training.users: `values` are those of a column of the log: name it"),
+        ({"column": "consent", "values": []}, "training.users.values: "),
+        ({"column": "", "values": ["yes"]}, "training.users.column: "),
+        ({"column": "consent", "values": [True, False]}, "training.users: `values` has both true and false"),
+        ({"column": "consent", "values": [None]}, "training.users.values.0: None is no text, number, true or false"),
+        ({"column": "consent", "values": [["yes"]]}, "training.users.values.0: .*write in quotes what the column has"),
+        ({"column": "consent", "values": [""]}, "training.users.values.0: an empty text is a missing value"),
+        ({"column": "consent", "values": [2**60]}, "training.users.values.0: 1152921504606846976 is no number"),
+        ({"column": "consent", "values": "yes"}, "training.users.values: "),
         ({"fiel": "consent.txt"}, "training.users.fiel: is not a known key"),
         (0.3, "training.users: "),
     ],
@@ -433,8 +462,24 @@ def test_a_bad_choice_is_refused_with_its_key(tmp_path: Path, users: Any, messag
     content = shop_file(tmp_path)
     content["training"] = {**content["training"], "users": users}
     (tmp_path / "site.yaml").write_text(json.dumps(content))
-    with pytest.raises(PipelineError, match=message.replace(".", r"\.").replace("`", ".")):
+    with pytest.raises(PipelineError, match=message.replace("`", ".")):
         load_site(tmp_path / "site.yaml", environment={})
+
+
+def test_yes_needs_no_quotes(tmp_path: Path) -> None:
+    content = shop_file(tmp_path)
+    content["source"]["actions"] |= {"columns": ["user", "pin", "at"]}
+    del content["training"]
+    users = "\ntraining: {users: {column: consent, values: [yes, agreed, 1]}}\n"
+    (tmp_path / "site.yaml").write_text(yaml.safe_dump(content) + users)
+    with pytest.raises(PipelineError, match=r"columns. does not name 'consent', which .training.users.column. reads"):
+        load_site(tmp_path / "site.yaml", environment={})
+    del content["source"]["actions"]["columns"]
+    (tmp_path / "site.yaml").write_text(yaml.safe_dump(content) + users)
+    site = load_site(tmp_path / "site.yaml", environment={})
+    assert site.answers == AnswerColumn(column="consent", values=(True, "agreed", 1))
+    without_users = site.model_copy(update={"training": TrainingConfig()})
+    assert site.fingerprint() != without_users.fingerprint()  # the data assets have the answers
 
 
 def test_a_file_is_relative_to_the_site_file(tmp_path: Path) -> None:
