@@ -22,6 +22,7 @@ from pf_core.logs.partition import ingested_days, partition_dir, raw_digest, req
 from pf_core.logs.purge import purge_days
 from pf_core.logs.settings import IngestSettings
 from pf_core.logs.training_users import read_training_users
+from pf_core.operations.forgetting import delete_users
 from pf_core.operations.remains import find_remains
 from pf_core.pins.counts import counts_as_of
 from tests.support.scattered import ScatteredEngine
@@ -354,6 +355,20 @@ def test_an_answer_alone_is_found_and_deleted(small_site: MakeSite) -> None:
     assert places(site, 7)["raw_actions"].state == "overdue"
     list(purge_days(IngestSettings.of(site.site), DAYS[:1], read_deletion_list(site.site)))
     assert places(site, 7)["raw_actions"].state == "gone"
+
+
+def test_forgetting_does_not_wait_for_days_to_be_ingested_again(small_site: MakeSite) -> None:
+    site = asking(small_site(path="logs/{ds}.csv"))
+    write(site, DAYS[0], [(user, HOUR + user, "yes") for user in range(12)])
+    site.ingest(DAYS[:1])
+    counts_as_of(site.site, DAYS[0])
+    asking(site, "agreed")
+    with pytest.raises(PipelineError, match="without the answers"):
+        counts_as_of(site.site, DAYS[0])
+    forget(site, 7)
+    assert places(site, 7)["raw_actions"].state == "overdue"
+    delete_users(site.site, read_deletion_list(site.site), artifacts=[], progress=lambda _: None)
+    assert places(site, 7)["raw_actions"].state == places(site, 7)["pin_counts"].state == "gone"
 
 
 # Counts

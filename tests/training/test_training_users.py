@@ -27,6 +27,8 @@ from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
 from pf_core.evaluation.question import open_question
 from pf_core.hashing import hashed_uniform, is_held_out
+from pf_core.logs.deletion_list import read_deletion_list
+from pf_core.logs.ingest import ingest_days
 from pf_core.logs.training_users import SELECTION_KEY, TrainingUsers, read_training_users
 from pf_core.pins import counts
 from pf_core.pins.features import build_pin_features
@@ -362,8 +364,9 @@ def test_everybody_is_embedded_and_released(tmp_path: Path) -> None:
         assert release.recommend(user, k=3)
 
 
-def test_contenders_of_a_benchmark_learn_from_the_same_users(tmp_path: Path) -> None:
-    site = write_site(tmp_path, all_rows(), listed(tmp_path))
+@pytest.mark.parametrize("way", WAYS)
+def test_contenders_of_a_benchmark_learn_from_the_same_users(tmp_path: Path, way: str) -> None:
+    site = write_site(tmp_path, all_rows(), WAYS[way](tmp_path))
     engine = LocalEngine(num_workers=1, memory_mb=64, temp_dir=tmp_path / "tmp")
     cached = benchmark_site(site, tmp_path / "cache")
     ingest_log(cached, engine=engine, progress=silent)
@@ -374,7 +377,9 @@ def test_contenders_of_a_benchmark_learn_from_the_same_users(tmp_path: Path) -> 
         f"learns from {len(CONSENTED - HELD_OUT)} of the {len(USERS) - len(HELD_OUT)} users" in note
         for note in log.notes
     )
-    (tmp_path / "consent.txt").write_text("2\n")
+    changed = {"consent.txt": "2\n", "actions.csv": (tmp_path / "actions.csv").read_text().replace("yes", "no")}
+    name = {"file": "consent.txt", "column": "actions.csv"}[way]
+    (tmp_path / name).write_text(changed[name])
     assert benchmark_site(site, tmp_path / "cache").data_dir != cached.data_dir
 
 
@@ -432,8 +437,38 @@ def test_a_choice_of_nobody_is_refused(tmp_path: Path) -> None:
     few = site.training.model_copy(update={"users": UsersConfig(share=1e-9)})
     with pytest.raises(PipelineError, match=r"training.users.share 1e-09 selects no user with a timeline"):
         build_training_set(site.model_copy(update={"training": few}), cut_ds=CUT_DS, engine=engine, progress=silent)
+    site = write_site(tmp_path, all_rows(), {"column": "consent", "values": ["agreed", 1]})
+    ingest_again(site, engine)
+    message = r"as of 2026-01-09, no user .* has one of the values 'agreed', 1 in column 'consent' of the newest row"
+    with pytest.raises(PipelineError, match=message):
+        build_training_set(site, cut_ds=CUT_DS, engine=engine, progress=silent)
     with pytest.raises(PipelineError, match="no training set"):
         latest_training_set(site)
+
+
+def ingest_again(site: Site, engine: LocalEngine) -> None:
+    forgotten = read_deletion_list(site)
+    list(ingest_days(site, DAYS, engine=engine, forgotten=forgotten, progress=silent))
+
+
+def test_a_revoked_consent_leaves_the_next_set_of_the_same_cut(tmp_path: Path) -> None:
+    """After the cut one user revokes, and one of the others agrees: the first is left out, the second not added."""
+    site = write_site(tmp_path, all_rows(), answered(tmp_path))
+    engine = prepare(site, tmp_path)
+    build_training_set(site, cut_ds=CUT_DS, engine=engine, progress=silent)
+    before = set(open_training_set(latest_training_set(site)).train.user_ids().to_pylist())
+    assert before == CONSENTED - HELD_OUT
+    revoking, agreeing = min(before), min(OTHERS - HELD_OUT)
+    with (tmp_path / "actions.csv").open("a") as file:
+        file.writelines(
+            f"{user},p00,{DAYS[-1]}T23:59:59Z,buy,{said}\n" for user, said in ((revoking, "no"), (agreeing, "yes"))
+        )
+    ingest_again(site, engine)
+    assert not judge_held_out_users(site, latest_training_set(site)).passed
+    build_training_set(site, cut_ds=CUT_DS, engine=engine, progress=silent)
+    after = set(open_training_set(latest_training_set(site)).train.user_ids().to_pylist())
+    assert after == before - {revoking}
+    assert judge_held_out_users(site, latest_training_set(site)).passed
 
 
 @pytest.mark.parametrize(
