@@ -31,7 +31,7 @@ Kind = Literal[
 ]
 
 LAYOUTS: dict[Kind, int] = {
-    "raw_actions": 1,
+    "raw_actions": 2,  # 1 has no answers of `training.users.column`; a day without them is still written in it
     "pin_features": 2,  # 1 had no pins of the log; a day of layout 1 is built upon
     "packed_pins": 1,  # a pack of another layout is packed again
     "pin_counts": 1,  # a day of another layout is counted again
@@ -50,6 +50,9 @@ LAYOUTS: dict[Kind, int] = {
     "current_release": 1,
 }
 
+ALSO_READ: dict[Kind, tuple[int, ...]] = {"raw_actions": (1,)}
+"""Other layouts that this code reads as they are."""
+
 LAYOUT = "layout"
 """Key of a manifest. Earlier versions did not write it everywhere: see `_unmarked`."""
 
@@ -66,13 +69,13 @@ def layout_of(kind: Kind, manifest: Mapping[str, Any]) -> int:
 
 def is_current(kind: Kind, manifest: Mapping[str, Any]) -> bool:
     """Return whether this code reads what a manifest describes."""
-    return layout_of(kind, manifest) == LAYOUTS[kind]
+    return layout_of(kind, manifest) in (LAYOUTS[kind], *ALSO_READ.get(kind, ()))
 
 
 def layout_fault(kind: Kind, manifest: Mapping[str, Any]) -> str | None:
     """Return why this code cannot read what a manifest describes, as the end of a sentence; None if it can."""
     found = layout_of(kind, manifest)
-    if found == LAYOUTS[kind]:
+    if is_current(kind, manifest):
         return None
     return f"was stored in layout {found}, and this version of the code reads layout {LAYOUTS[kind]}"
 

@@ -43,6 +43,15 @@ def raw_actions_schema(user_id: IdType, pin_id: IdType) -> pa.Schema:
     )
 
 
+ANSWER = "answer"
+"""Column of the answers, and of actions on their way into a partition: whether the user may be learned from."""
+
+
+def answers_schema(user_id: IdType) -> pa.Schema:
+    """One row for each user with an action on a day: the answer of the user's newest row of the day."""
+    return pa.schema([pa.field("user_id", id_arrow_type(user_id)), pa.field(ANSWER, pa.bool_())])
+
+
 QUARANTINE_SCHEMA = pa.schema(
     [
         pa.field("source_file", pa.string()),

@@ -78,7 +78,7 @@ def problems_of(site: Site, day: str, survey: Survey) -> list[str]:
         partial(refuse_rejects, site, day, survey.tally),
         partial(refuse_without_positive, site, survey.tally),
         partial(read_deletion_list, site),
-        partial(read_training_users, site),
+        *([] if site.answers is not None else [partial(read_training_users, site)]),  # the survey has read them
         partial(refuse_pins, site, day),
     ]
     for examine in examinations:

@@ -136,7 +136,7 @@ class _Reader:
     """Reads buckets one after the other; keeps codes of 4 bytes, and each distinct id once."""
 
     def __init__(self, site: Site, *, cut_ds: str, share: float) -> None:
-        self._positive, self._users = site.source.positive, read_training_users(site)
+        self._positive, self._users = site.source.positive, read_training_users(site, as_of=cut_ds)
         self._forgotten, self._cut_ds, self._share = read_deletion_list(site), cut_ds, share
         self._pin_ids = pa.array([], id_arrow_type(site.source.actions.pin_id.type))
         """Distinct pin ids in the order of first appearance: code -> id."""

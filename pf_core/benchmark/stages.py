@@ -44,7 +44,7 @@ def benchmark_site(site: Site, cache: Path) -> Site:
         {
             "site": site.fingerprint(),
             "held_out_share": site.training.held_out_share,
-            "users": read_training_users(site).selection,
+            "users": None if site.answers is not None else read_training_users(site).selection,  # those of the log
             "end_ds": end_ds,
             "files": [stamp_of(file) for file in _input_files(site, end_ds)],
             "code": code_fingerprint(STAGE_CODE),

@@ -185,5 +185,5 @@ class CategoryField(Strict):
     @property
     def columns(self) -> set[str]:
         """Columns that the field is read from."""
-        named = {self.column} if self.column else set()
+        named = set() if self.column is None else {self.column}
         return named.union(*(rule.when.keys() for rule in self.rules))

@@ -1,6 +1,7 @@
 """One YAML file describes a site: its logs, the days, and how the pipeline runs on it."""
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from pydantic import (
 from pf_core.config.base import Strict
 from pf_core.config.serving import ServingConfig
 from pf_core.config.source import Source
-from pf_core.config.training_section import TrainingConfig
+from pf_core.config.training_section import AnswerColumn, TrainingConfig
 from pf_core.days import parse_ds
 from pf_core.errors import PipelineError
 from pf_core.storage.files import is_remote, local_dir, path_of
@@ -155,6 +156,15 @@ class Site(Strict):
             )
         return self
 
+    @model_validator(mode="after")
+    def _answers_have_a_column(self) -> "Site":
+        named = self.source.actions.columns
+        if self.answers is not None and named is not None and self.answers.column not in named:
+            raise ValueError(
+                f"`source.actions.columns` does not name {self.answers.column!r}, which `training.users.column` reads"
+            )
+        return self
+
     @property
     def directory(self) -> Path:
         """Folder of this site's assets, on disk or in object storage."""
@@ -172,9 +182,17 @@ class Site(Strict):
         """Folder that the paths of the source are relative to."""
         return path_of(self.source.root)
 
+    @property
+    def answers(self) -> AnswerColumn | None:
+        """The column of the log that says who may be learned from, if `training.users` names one."""
+        return None if self.training.users is None else self.training.users.answers
+
     def fingerprint(self) -> str:
         """Hash of all settings that decide what the data assets contain."""
-        return hashlib.sha256(self.model_dump_json(exclude={"engine", "training", "serving"}).encode()).hexdigest()[:16]
+        content = self.model_dump_json(exclude={"engine", "training", "serving"})
+        if self.answers is not None:
+            content += json.dumps([self.answers.column, self.answers.values])
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def load_site(path: Path, *, environment: Mapping[str, str]) -> Site:

@@ -3,9 +3,11 @@
 What it decides about a model is in `training.py`.
 """
 
-from typing import Any, Literal
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from pf_core.config.base import Strict
 from pf_core.config.training import TrainConfig, auto, change_auto, choose, demo
@@ -39,9 +41,34 @@ class LaunchConfig(Strict):
         return self
 
 
+AnswerValue = str | int | float | bool
+
+MAX_WHOLE = 2**53
+"""Largest number up to which a column of floats has every whole number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerColumn:
+    """The column of the log that says who agreed to be learned from."""
+
+    column: str
+    values: tuple[AnswerValue, ...]
+    """What the column has in the rows of those who agreed."""
+
+
+def _answer(value: Any) -> AnswerValue:
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"{value!r} is no text, number, true or false: write in quotes what the column has")
+    if value == "":
+        raise ValueError("an empty text is a missing value, and whoever has none has not agreed")
+    if not isinstance(value, str) and not (math.isfinite(value) and abs(value) <= MAX_WHOLE):
+        raise ValueError(f"{value} is no number that can be compared exactly: write it in quotes, as the log has it")
+    return value
+
+
 class UsersConfig(Strict):
-    """Who may be learned from; exactly one of `share` and `file`. Everybody is embedded all the same, and anybody may
-    be held out to judge the model."""
+    """Who may be learned from; exactly one of `share`, `file` and `column`. Everybody is embedded all the same, and
+    anybody may be held out to judge the model."""
 
     share: float | None = Field(default=None, gt=0, le=1)
     """Share of the users, chosen by hash, and independently of those who are held out. A larger share has all users of
@@ -50,12 +77,38 @@ class UsersConfig(Strict):
     """File (a path, or s3://…) with a line for each user who may be learned from, in the format of `deletion_list`.
     The next training set is made from the file as it then is; if it changed, all days of pin_counts are counted
     again."""
+    column: str | None = Field(default=None, min_length=1)
+    """Column of the log that says who agreed, together with `values`: a user may be learned from if the user's newest
+    row has one of them. Days that were ingested without the column, or with other values, are ingested again first."""
+    values: Annotated[tuple[Annotated[AnswerValue, BeforeValidator(_answer)], ...], Field(min_length=1)] | None = None
+    """Values of `column` that mean yes, such as [yes]. A text must be the column's text; a number is compared as a
+    number, so that 1 is 1.0, too; true, as which YAML reads yes, on and true without quotes, stands for these three
+    words in any case, and false for no, off and false."""
 
     @model_validator(mode="after")
     def _one_way(self) -> "UsersConfig":
-        if (self.share is None) == (self.file is None):
-            raise ValueError("give exactly one of `share` and `file`")
+        if sum(way is not None for way in (self.share, self.file, self.column)) != 1:
+            raise ValueError("give exactly one of `share`, `file` and `column`")
+        if self.column is not None and self.values is None:
+            raise ValueError(
+                "`values` is missing: list what `column` has in the rows of those who agreed, such as [yes]"
+            )
+        if self.column is None and self.values is not None:
+            raise ValueError("`values` are those of a column of the log: name it in `column`")
+        if {True, False} <= {value for value in self.values or () if isinstance(value, bool)}:
+            raise ValueError(
+                "`values` has both true and false, as which YAML reads yes, on, no and off without quotes: list what "
+                "those who agreed have, in quotes"
+            )
         return self
+
+    @property
+    def answers(self) -> AnswerColumn | None:
+        """The column that decides, if one does."""
+        if self.column is None:
+            return None
+        assert self.values is not None
+        return AnswerColumn(column=self.column, values=self.values)
 
 
 class TrainingConfig(Strict):

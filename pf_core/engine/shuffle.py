@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from pf_core.errors import PipelineError
 from pf_core.hashing import combined
-from pf_core.schemas import ACTION_COLUMNS
+from pf_core.schemas import ACTION_COLUMNS, ANSWER
 from pf_core.storage.files import open_arrow
 
 COPIES_HELD = 3
@@ -50,13 +50,17 @@ def sort_actions(actions: pa.Table) -> tuple[pa.Table, int]:
 
 
 def _settle_ties(actions: pa.Table, tied: np.ndarray) -> tuple[pa.Table, int]:
-    """Sort the rows at the positions `tied`, which agree in user and time, by all columns; drop exact duplicates."""
+    """Sort the rows at the positions `tied`, which agree in user and time, by all columns; drop exact duplicates.
+
+    Of duplicates with different answers, one that does not agree is kept: false comes before true.
+    """
     rows = actions.take(pa.array(tied))
     plain = rows
     for name in ("action_type", "surface"):  # sort by text, not by code
         index = plain.schema.get_field_index(name)
         plain = plain.set_column(index, name, plain[name].cast(pa.string()))
-    local = pc.sort_indices(plain, sort_keys=[(name, "ascending") for name in ACTION_COLUMNS])
+    names = [*ACTION_COLUMNS, *([ANSWER] if ANSWER in plain.column_names else [])]
+    local = pc.sort_indices(plain, sort_keys=[(name, "ascending") for name in names])
     plain = plain.take(local)
     repeated = np.ones(plain.num_rows - 1, bool)
     for name in ACTION_COLUMNS:

@@ -121,7 +121,7 @@ def evaluate_and_decide(
         decision=DecisionRecord(promote=decision.promote, reason=decision.reason, asked_for=promote),
         seconds=time.monotonic() - started,
     )
-    groups = by_selection(site, evaluation.models[candidate.name])
+    groups = by_selection(site, evaluation.models[candidate.name], as_of=data.manifest["cut_ds"])
     if groups is not None:
         manifest["by_selection"] = groups
         progress(describe_selection(groups))

@@ -13,11 +13,12 @@ from pf_core.logs.training_users import read_training_users
 from pf_core.metrics.bootstrap import bootstrap_interval, mean
 
 
-def by_selection(site: Site, scores: Scores) -> dict[str, SelectionSummary] | None:
-    """Return recall of the selected users and of the others; None if the site file has no `training.users`."""
+def by_selection(site: Site, scores: Scores, *, as_of: str | None = None) -> dict[str, SelectionSummary] | None:
+    """Return recall of the users selected as of the cut and of the others; None if the site file has no
+    `training.users`."""
     if site.training.users is None:
         return None
-    is_selected = read_training_users(site).are_selected(scores.user_ids)
+    is_selected = read_training_users(site, as_of=as_of).are_selected(scores.user_ids)
     return {"selected": _summary(scores, is_selected), "others": _summary(scores, ~is_selected)}
 
 

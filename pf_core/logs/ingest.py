@@ -292,6 +292,7 @@ def _write_at_once(task: _Gather, bucket: int, actions: pa.Table, num_duplicates
     attempt = task.build / f".{uuid.uuid4().hex}"
     attempt.mkdir()
     file = write_bucket(task.settings, task.ds, attempt, bucket, actions, num_duplicates)
-    os.replace(attempt / file.entry["name"], task.build / file.entry["name"])
+    for made in attempt.iterdir():
+        os.replace(made, task.build / made.name)
     attempt.rmdir()
     return file

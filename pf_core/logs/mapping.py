@@ -17,12 +17,13 @@ import pyarrow.compute as pc
 
 from pf_core.config.fields import CategoryField
 from pf_core.config.source import ActionsSource
+from pf_core.config.training_section import AnswerColumn
 from pf_core.errors import PipelineError
 from pf_core.logs.mapping_sql import EARLIEST_US, LATEST_US, SKIPPED, as_raw, statement, value_type
 from pf_core.logs.parquet_columns import raw_json
 from pf_core.logs.quarantine import REDACTED
 from pf_core.logs.raw_batch import RawBatch
-from pf_core.schemas import TIMESTAMP, id_arrow_type
+from pf_core.schemas import ANSWER, TIMESTAMP, id_arrow_type
 
 MAX_CATEGORIES = 2**15
 
@@ -32,7 +33,7 @@ class MappedBatch:
     """The mapped rows; the position of every input row is in exactly one of `kept`, `skipped` and `rejected`."""
 
     actions: pa.Table
-    """The kept rows, in the columns of the contract."""
+    """The kept rows, in the columns of the contract, and ANSWER if the mapper was given a column of answers."""
     kept: np.ndarray
     skipped: np.ndarray
     rejected: np.ndarray
@@ -47,8 +48,8 @@ class MappedBatch:
 class ActionMapper:
     """Maps batches of rows. The mapping is compiled once for each set of columns and types."""
 
-    def __init__(self, source: ActionsSource, *, num_threads: int = 1) -> None:
-        self._source = source
+    def __init__(self, source: ActionsSource, answers: AnswerColumn | None = None, *, num_threads: int = 1) -> None:
+        self._source, self._answers = source, answers
         self._connection = duckdb.connect(config={"threads": num_threads})
         self._connection.execute("SET enable_progress_bar = false")
         self._connection.execute("SET TimeZone = ?", [source.ts.timezone])
@@ -57,7 +58,7 @@ class ActionMapper:
     def map(self, raw: pa.Table) -> MappedBatch:
         """Map a table of foreign rows that has all columns of the mapping."""
         if raw.num_rows:  # without rows, the columns have no types of their own
-            _check_types(self._source, raw.schema)
+            _check_types(self._source, self._answers, raw.schema)
         compiled = self._statement_for(raw.schema)
         raw = as_raw(raw)
         try:
@@ -91,7 +92,7 @@ class ActionMapper:
         # Not keyed by the schema: its hash covers the metadata, which differs between files of the same columns.
         columns = tuple(zip(schema.names, schema.types, strict=True))
         if columns not in self._statements:
-            self._statements[columns] = statement(self._source, schema)
+            self._statements[columns] = statement(self._source, schema, self._answers)
         return self._statements[columns]
 
 
@@ -134,6 +135,8 @@ def _typed(mapped: pa.Table, source: ActionsSource) -> pa.Table:
         "surface": _encoded("surface", mapped, source.surface),
         "duration_s": pc.cast(mapped["duration_s"], pa.float32()),
     }
+    if ANSWER in mapped.column_names:
+        columns[ANSWER] = mapped[ANSWER]
     return pa.table(columns)
 
 
@@ -152,19 +155,29 @@ def _encoded(name: str, mapped: pa.Table, field: CategoryField) -> pa.Array:
     return pa.DictionaryArray.from_arrays(encoded.indices.cast(pa.int16()), encoded.dictionary.cast(pa.string()))
 
 
-def _check_types(source: ActionsSource, schema: pa.Schema) -> None:
+def read_columns(source: ActionsSource, answers: AnswerColumn | None) -> list[str]:
+    """Return every column of the log that is read, sorted."""
+    return sorted({*source.mapped_columns, *([] if answers is None else [answers.column])})
+
+
+def _check_types(source: ActionsSource, answers: AnswerColumn | None, schema: pa.Schema) -> None:
     """Raise a PipelineError if a column has a type that the mapping cannot read."""
-    named = {"user_id": {source.user_id.column}, "pin_id": {source.pin_id.column}, "ts": set(source.ts.columns)}
-    named |= {"action_type": source.action_type.columns, "surface": source.surface.columns}
-    if source.duration_s is not None:
-        named["duration_s"] = {source.duration_s.column}
+    single = {"user_id": source.user_id, "pin_id": source.pin_id, "duration_s": source.duration_s}
+    named = {f"source.actions.{key}": {field.column} for key, field in single.items() if field is not None}
+    named |= {
+        "source.actions.ts": set(source.ts.columns),
+        "source.actions.action_type": source.action_type.columns,
+        "source.actions.surface": source.surface.columns,
+    }
+    if answers is not None:
+        named["training.users.column"] = {answers.column}
     for key, columns in named.items():
         for column in sorted(columns):
             kind = value_type(column, schema)
             if pa.types.is_nested(kind) or pa.types.is_decimal256(kind):
                 raise PipelineError(
                     f"column {column!r} of {source.path} holds {kind}, not plain values",
-                    f"name another column under `source.actions.{key}` in the site file, or write its parts as columns",
+                    f"name another column under `{key}` in the site file, or write its parts as columns",
                 )
     ts, kind = source.ts, schema.field(source.ts.column).type
     is_described = ts.unit is not None or ts.format is not None

@@ -8,7 +8,9 @@ import pyarrow as pa
 
 from pf_core.config.fields import CategoryField, Condition, IdField, Rule, TimeField
 from pf_core.config.source import ActionsSource
+from pf_core.config.training_section import AnswerColumn, AnswerValue
 from pf_core.logs.parquet_columns import within_calendar
+from pf_core.schemas import ANSWER
 
 EARLIEST_US = 946_684_800_000_000  # 2000-01-01; a time outside these two has a wrong unit
 
@@ -20,8 +22,15 @@ SKIPPED = "\x00skip"
 SKIPPED_CODE = -1
 
 
-def statement(source: ActionsSource, schema: pa.Schema) -> str:
-    """Return the SQL that selects the contract's columns and the reason to reject each row (NULL if there is none)."""
+WORDS = {True: ("yes", "on", "true"), False: ("no", "off", "false")}
+"""What YAML reads as true and false without quotes."""
+
+
+def statement(source: ActionsSource, schema: pa.Schema, answers: AnswerColumn | None = None) -> str:
+    """Return the SQL that selects the contract's columns and the reason to reject each row (NULL if there is none).
+
+    With `answers` it selects one more column: whether the row says that its user may be learned from.
+    """
     user, pin, ts = source.user_id, source.pin_id, source.ts
     kind_of_time = f" in unit {ts.unit}" if ts.unit else f" of format {ts.format}" if ts.format else ""
     columns_of_time = f"column{'s' if ts.time_of_day else ''} {' and '.join(ts.columns)}"
@@ -58,8 +67,9 @@ def statement(source: ActionsSource, schema: pa.Schema) -> str:
             ),
         ]
     cases = "\n".join(f"WHEN {test} THEN {sql_text(reason)}" for test, reason in checks)
+    answer = "" if answers is None else f", {_agrees(answers, schema)} AS {ANSWER}"
     return f"""
-        SELECT user_id, ts_us, pin_id, action_type, surface, duration_s, CASE {cases} END AS reason
+        SELECT user_id, ts_us, pin_id, action_type, surface, duration_s, CASE {cases} END AS reason{answer}
         FROM (SELECT *, {id_value(user, schema)} AS user_id, {id_value(pin, schema)} AS pin_id,
                      {time_us(source.ts, schema)} AS ts_us, {_category(source.action_type, schema)} AS action_type,
                      {_category(source.surface, schema)} AS surface, {duration} AS duration_s
@@ -209,6 +219,20 @@ def _category_checks(name: str, field: CategoryField, schema: pa.Schema) -> list
     elif field.rules:
         checks.append((f"{name} IS NULL", f"{name}: no rule applies (columns {', '.join(sorted(field.columns))})"))
     return checks
+
+
+def _agrees(answers: AnswerColumn, schema: pa.Schema) -> str:
+    """Return the SQL condition that a row has one of the values that mean yes; a missing value is none."""
+    text = f"{raw_column(answers.column)}::VARCHAR"
+
+    def equals(value: AnswerValue) -> str:
+        if isinstance(value, bool):
+            return f"lower({text}) IN ({', '.join(map(sql_text, WORDS[value]))})"
+        if isinstance(value, str):
+            return f"{text} = {sql_text(value)}"
+        return f"{_number(answers.column, schema)} = {float(value)}"
+
+    return f"coalesce({' OR '.join(equals(value) for value in answers.values)}, false)"
 
 
 def _holds(rule: Rule, schema: pa.Schema) -> str:

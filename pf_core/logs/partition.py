@@ -6,6 +6,7 @@
             bucket-00000.parquet    actions of one user bucket, sorted, without exact duplicates
             bucket-00003.parquet    a bucket without actions on that day has no file
             quarantine.parquet      rejected rows, if there are any
+            answers.parquet         who may be learned from, if the site file names a column for it (answers.py)
 
 Because the files are bucketed and sorted here, later stages read single buckets and never shuffle again. The same rows
 give the same bytes, so the SHA-256 of the files shows whether a day changed.
@@ -24,6 +25,7 @@ from pf_core.config.site import Site
 from pf_core.config.source import ActionsSource
 from pf_core.errors import PipelineError, materialize_command
 from pf_core.layouts import refuse_other_layout
+from pf_core.logs.answers import AnswersEntry
 from pf_core.logs.routing import InputFile
 from pf_core.schemas import QUARANTINE_SCHEMA
 from pf_core.storage.builds import MANIFEST
@@ -88,6 +90,8 @@ class RawManifest(TypedDict):
     quarantined_by_reason: dict[str, int]
     quarantine_file: str | None
     files: list[BucketEntry]
+    answers: NotRequired[AnswersEntry]
+    """Who may be learned from; only if the day was ingested with a column for it."""
     inputs: list[InputFile]
     """The day's own log files."""
     neighbours: list[InputFile]

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from pf_core.config.source import ActionsSource
 from pf_core.errors import PipelineError
 from pf_core.layouts import LAYOUTS
+from pf_core.logs.answers import ANSWERS, answers_of, join_parts, part_name, write_part
 from pf_core.logs.partition import BucketEntry, RawManifest, lock_folder, partition_dir, rows_not_kept
 from pf_core.logs.positives import positive_mask
 from pf_core.logs.quarantine import Quarantine
@@ -24,7 +25,7 @@ from pf_core.logs.remedies import remedy_of
 from pf_core.logs.routing import Arrival, InputFile, Tally, day_number
 from pf_core.logs.settings import IngestSettings
 from pf_core.progress import report
-from pf_core.schemas import raw_actions_schema
+from pf_core.schemas import ANSWER, raw_actions_schema
 from pf_core.storage.builds import building, publish_build
 from pf_core.storage.files import read_parquet, remove_tree, write_file
 from pf_core.storage.locks import exclusive
@@ -46,7 +47,10 @@ class BucketFile:
 def write_bucket(
     settings: IngestSettings, ds: str, folder: Path, bucket: int, actions: pa.Table, num_duplicates: int
 ) -> BucketFile:
-    """Write the sorted, distinct actions of one bucket to `folder`."""
+    """Write the sorted, distinct actions of one bucket to `folder`, and the answers of its users."""
+    if settings.answers is not None:
+        write_part(folder / part_name(bucket), answers_of(actions), settings.actions.user_id.type)
+        actions = actions.drop_columns([ANSWER])
     ids = actions["user_id"].combine_chunks()
     num_users = 1 + int(np.count_nonzero(pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)))
     by_type, by_surface = (
@@ -174,7 +178,7 @@ class PartitionWriter:
             )
         manifest: RawManifest = {
             "ds": ds,
-            "layout": LAYOUTS["raw_actions"],
+            "layout": 1 if self.settings.answers is None else LAYOUTS["raw_actions"],
             "site": self.settings.fingerprint,
             "seconds": round(time.monotonic() - self._started, 2),
             "num_buckets": self.settings.num_buckets,
@@ -203,6 +207,14 @@ class PartitionWriter:
             "neighbours": day.neighbours,
             "build": day.build.name,
         }
+        if self.settings.answers is not None:
+            buckets = (entry["bucket"] for entry in day.files)
+            manifest["answers"] = {
+                "column": self.settings.answers.column,
+                "values": list(self.settings.answers.values),
+                "name": ANSWERS,
+                "num_users": join_parts(day.build, buckets, self.settings.actions.user_id.type),
+            }
         self._started = time.monotonic()
         for lost in day.build.glob(".*"):  # unfinished attempts at a bucket, of machines that died
             remove_tree(lost)

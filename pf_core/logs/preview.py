@@ -67,7 +67,7 @@ class LogPreview:
 
     def __init__(self, site: Site) -> None:
         self._source, self._positive = site.source.actions, site.source.positive
-        self._mapper = ActionMapper(self._source)
+        self._mapper = ActionMapper(self._source, site.answers)
         self._rule = DayRule.of(IngestSettings.of(site))
 
     def map(self, batch: RawBatch, file_day: int, *, start: int = 0) -> Part:

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from pf_core.config.site import Site
 from pf_core.hashing import bucket_of
+from pf_core.logs.answers import write_without
 from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.logs.partition import (
     BucketEntry,
@@ -93,11 +94,12 @@ def _purge_day(settings: IngestSettings, folder: Path, forgotten: Forgotten, use
     changed = [
         entry["name"]
         for entry in manifest["files"]
-        if entry["bucket"] in buckets
-        and forgotten.are_listed(read_parquet(build / entry["name"], columns=["user_id"])["user_id"]).any()
+        if entry["bucket"] in buckets and _has_listed(build / entry["name"], forgotten)
     ]
+    answers = manifest.get("answers")
+    is_answered = answers is not None and _has_listed(build / answers["name"], forgotten)
     rejects = build / manifest["quarantine_file"] if manifest["quarantine_file"] else None
-    if not changed and (rejects is None or not any(count_rejects(rejects, settings, forgotten))):
+    if not changed and not is_answered and (rejects is None or not any(count_rejects(rejects, settings, forgotten))):
         return None
     with building(folder) as target:
         removed = _Removed()
@@ -110,8 +112,16 @@ def _purge_day(settings: IngestSettings, folder: Path, forgotten: Forgotten, use
         num_rejects = 0 if rejects is None else _without_forgotten(rejects, settings, forgotten, quarantine)
         num_redacted = quarantine.num_redacted - manifest["counts"].get("redacted", 0)
         new = _updated(manifest, files, quarantine, removed, num_rejects)
+        if answers is not None:
+            id_type = settings.actions.user_id.type
+            num_users = write_without(build / answers["name"], target / answers["name"], user_ids, id_type)
+            new["answers"] = {**answers, "num_users": num_users}
         publish_build(target, dict(new))
     return PurgedDay(ds=manifest["ds"], actions=removed.counts["kept"], rejects=num_rejects, redacted=num_redacted)
+
+
+def _has_listed(path: Path, forgotten: Forgotten) -> bool:
+    return bool(forgotten.are_listed(read_parquet(path, columns=["user_id"])["user_id"]).any())
 
 
 class _Removed:

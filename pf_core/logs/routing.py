@@ -18,7 +18,7 @@ from pf_core.config.files import DAY
 from pf_core.days import ds_range, ds_start_us, shift_ds
 from pf_core.errors import PipelineError
 from pf_core.hashing import bucket_of, combined
-from pf_core.logs.mapping import ActionMapper, rejected_rows
+from pf_core.logs.mapping import ActionMapper, read_columns, rejected_rows
 from pf_core.logs.quarantine import Quarantine
 from pf_core.logs.raw_batch import RawBatch
 from pf_core.logs.readers import find_files, join_batches, read_file
@@ -145,7 +145,8 @@ class Router:
         """`tallies` has one entry for each wanted day; the days are consecutive."""
         self._source, self._forgotten, self._tallies = settings.actions, Forgotten(forgotten), tallies
         self._num_buckets = settings.num_buckets
-        self._mapper = ActionMapper(self._source)
+        self._mapper = ActionMapper(self._source, settings.answers)
+        self._columns = read_columns(self._source, settings.answers)
         self._first_day = day_number(tallies[0].ds)
         self._rule = DayRule.of(settings)
         self._report = Throttle(report)
@@ -264,7 +265,7 @@ class Router:
         self.num_outside_site_days += len(skipped)  # a file of skipped rows without a time
 
     def _read(self, file: Path) -> Iterator[RawBatch]:
-        return read_file(file, self._source, self._source.mapped_columns, self._source.categories)
+        return read_file(file, self._source, self._columns, self._source.categories)
 
     def _group(self, actions: pa.Table, row_day: np.ndarray, accepted: np.ndarray) -> RoutedRows:
         """Select the accepted rows of the wanted days, without those of forgotten users; number their groups."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pf_core.config.site import Site
 from pf_core.config.source import ActionsSource, Positive
+from pf_core.config.training_section import AnswerColumn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +17,8 @@ class IngestSettings:
     """
 
     actions: ActionsSource
+    answers: AnswerColumn | None
+    """The column that says who may be learned from."""
     positive: Positive
     log_root: Path
     """Folder that the paths of the log files count from."""
@@ -33,6 +36,7 @@ class IngestSettings:
     def of(cls, site: Site) -> "IngestSettings":
         return cls(
             actions=site.source.actions,
+            answers=site.answers,
             positive=site.source.positive,
             log_root=site.log_root,
             directory=site.directory,

@@ -5,6 +5,9 @@ these users alone: the training rows, the vocabularies, the factors, the counts 
 log describes.
 
 A choice is read once for each thing that is made from it, so that a list that changes meanwhile is not mixed.
+
+Where a column of the log decides, what is made as of a day may use a user whose newest answer up to that day agrees,
+and who has not revoked it since: a later answer never adds a user, and a later no leaves the user out.
 """
 
 import hashlib
@@ -19,9 +22,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pf_core.config.site import Site
-from pf_core.errors import PipelineError
+from pf_core.days import days_text, shift_ds
+from pf_core.errors import PipelineError, materialize_command
 from pf_core.hashing import combined, hashed_uniform, is_held_out
-from pf_core.logs.deletion_list import EXAMPLE, read_ids
+from pf_core.logs.answers import agreed_users, is_made_of
+from pf_core.logs.deletion_list import EXAMPLE, read_deletion_list, read_ids
+from pf_core.logs.partition import ingested_days, partition_dir, require_manifest
 from pf_core.storage.files import path_of, reaching
 
 KEY = "training.users.file"
@@ -30,12 +36,18 @@ SELECTION_KEY = 20_260_102
 """Key of the hash that selects a share: another one than those of samples, so that all are independent."""
 
 
+HASHED_PER_ID = 50
+"""Texts of a list that are hashed in the time in which one id is found in it by bisection."""
+
+
 class Selection(TypedDict):
     """A choice of users, as manifests have it."""
 
     share: NotRequired[float]
+    column: NotRequired[str]
+    """Column of the log that decides."""
     listed: NotRequired[int]
-    """Number of distinct ids in the file."""
+    """Number of distinct ids in the file, or of users who agreed in the column."""
     digest: NotRequired[str]
     """Digest of these ids; their order and the form of the lines do not count."""
 
@@ -49,6 +61,8 @@ class TrainingUsers:
     """Share of the users, chosen by hash; None if all of them are selected, or a list selects them."""
     listed: pa.Array | None = None
     """Ids of the selected users, ascending."""
+    column: str | None = None
+    """Column of the log that the ids are from; None if they are not from the log."""
 
     def are_selected(self, user_ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
         """Return which users are selected; they may be held out all the same."""
@@ -71,18 +85,57 @@ class TrainingUsers:
     def selection(self) -> Selection | None:
         """What decides the choice; None if all users are selected."""
         if self.listed is not None:
-            return {"listed": len(self.listed), "digest": _digest(self.listed)}
+            return _selection_of(self.listed, self.column)
         return None if self.share is None else {"share": self.share}
 
+    def selection_among(self, user_ids: pa.Array) -> Selection:
+        """Return who is selected among distinct users: what is made of them alone does not depend on other users."""
+        chosen = user_ids.filter(pa.array(self.are_selected(user_ids)))
+        return _selection_of(chosen.take(pc.sort_indices(chosen)), self.column)
 
-def read_training_users(site: Site) -> TrainingUsers:
-    """Return the choice of a site file; a list that is missing, empty or not readable is a PipelineError."""
+
+def _selection_of(listed: pa.Array, column: str | None) -> Selection:
+    selection: Selection = {"listed": len(listed), "digest": _digest(listed)}
+    return selection if column is None else {"column": column, **selection}
+
+
+def read_training_users(site: Site, *, as_of: str | None = None) -> TrainingUsers:
+    """Return the choice of a site file; a list that is missing, empty or not readable is a PipelineError.
+
+    Where a column of the log decides, it is the choice as of a day, by default the newest day of raw_actions.
+    """
     held_out_share, chosen = site.training.held_out_share, site.training.users
     if chosen is None:
         return TrainingUsers(held_out_share=held_out_share)
+    if chosen.column is not None:
+        return TrainingUsers(held_out_share=held_out_share, listed=_read_answers(site, as_of), column=chosen.column)
     if chosen.file is None:
         return TrainingUsers(held_out_share=held_out_share, share=chosen.share)
     return TrainingUsers(held_out_share=held_out_share, listed=_read_list(site, path_of(chosen.file)))
+
+
+def _read_answers(site: Site, as_of: str | None) -> pa.Array:
+    """Return who agreed, of the users with an action in the window of timelines that ends with the day."""
+    assert site.answers is not None
+    days = ingested_days(site)
+    last = as_of or (days[-1] if days else site.start_ds)
+    days = [ds for ds in days if ds > shift_ds(last, -site.timelines.window_days)]
+    manifests = {ds: require_manifest(site, ds) for ds in days}
+    without = [ds for ds, manifest in manifests.items() if not is_made_of(manifest.get("answers"), site.answers)]
+    if without:
+        values = ", ".join(map(repr, site.answers.values))
+        raise PipelineError(
+            f"training.users.column: raw_actions has {days_text(without)} without the answers of column "
+            f"{site.answers.column!r} with the values {values}: who may be learned from is not known",
+            f"ingest again: {materialize_command('raw_actions', without[0], until=without[-1])}",
+        )
+    paths = {
+        ds: partition_dir(site.directory, ds) / manifest["build"] / manifest["answers"]["name"]
+        for ds, manifest in manifests.items()
+    }
+    before, after = [paths[ds] for ds in days if ds <= last], [paths[ds] for ds in days if ds > last]
+    agreed = agreed_users(before, after, site.source.actions.user_id.type)
+    return agreed.filter(pc.invert(pc.is_in(agreed, value_set=read_deletion_list(site))))
 
 
 def _read_list(site: Site, path: Path) -> pa.Array:
@@ -109,11 +162,13 @@ def _are_among(listed: pa.Array, wanted: pa.Array) -> np.ndarray:
 
     Hashing the list instead would cost its length for each bucket of each day.
     """
+    if not len(listed):
+        return np.zeros(len(wanted), bool)
     if pa.types.is_integer(wanted.type):
         values, ids = listed.to_numpy(), wanted.to_numpy()
         place = np.minimum(np.searchsorted(values, ids), len(values) - 1)
         return np.asarray(values[place] == ids)
-    if len(listed) <= len(wanted):
+    if len(listed) <= HASHED_PER_ID * len(wanted):
         return np.asarray(pc.is_in(wanted, value_set=listed).to_numpy(zero_copy_only=False))
     rows = range(len(listed))
 

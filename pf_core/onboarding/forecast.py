@@ -124,7 +124,7 @@ def describe_embedded(site: Site, survey: Survey, known: KnownPins | str | None)
     held_out = f" ({percent(share)} of them never train, and judge the model)" if share else ""
     users = f"users: {least}{actions.num_users - num_idle:,}, all with an action until {last}{held_out}{idle}"
     if site.training.users is not None:
-        num_selected = int(read_training_users(site).are_selected(actions.user).sum())
+        num_selected = int(_training_users(site, survey).are_selected(actions.user).sum())
         users += f"; training.users selects {least}{num_selected:,} of them to learn from"
     if survey.tally.num_skipped or survey.tally.num_rejected:
         users += "; rows that are skipped or quarantined count for nobody"
@@ -183,7 +183,7 @@ def foresee_training(site: Site, survey: Survey, known: KnownPins | str | None) 
         num_days = default_evaluation_days(day_number(last) - day_number(site.start_ds) + 1)
     cut_ds = shift_ds(last, -num_days)
     cut_us = ds_start_us(shift_ds(cut_ds, 1))
-    train = _before(survey.actions, cut_us, read_training_users(site))
+    train = _before(survey.actions, cut_us, _training_users(site, survey))
     if not len(train.ts):
         return None
     num_actions = round(len(train.ts) * survey.scale)
@@ -252,6 +252,14 @@ def too_few(survey: Survey, found: Training | None) -> PipelineError | None:
         + (f", until {found.cut_ds}, where training ends" if found is not None else ""),
         "add days or users, or check source.positive and training.evaluation_days in the site file",
     )
+
+
+def _training_users(site: Site, survey: Survey) -> TrainingUsers:
+    """Return who may be learned from; where a column of the log says so, by the newest rows that were read."""
+    if site.answers is None:
+        return read_training_users(site)
+    share = site.training.held_out_share
+    return TrainingUsers(held_out_share=share, listed=survey.agreed, column=site.answers.column)
 
 
 def _before(actions: Actions, cut_us: int, users: TrainingUsers) -> Timelines:

@@ -18,12 +18,15 @@ from pf_core.days import ds_range, shift_ds
 from pf_core.engine.shuffle import rank_ids, sort_actions
 from pf_core.errors import PipelineError
 from pf_core.hashing import combined
+from pf_core.logs.answers import answers_of
+from pf_core.logs.mapping import read_columns
 from pf_core.logs.positives import positive_mask
 from pf_core.logs.preview import LogPreview, Part, Tally, shown
 from pf_core.logs.readers import find_files
 from pf_core.logs.routing import DAY_US, day_number, ds_of
 from pf_core.logs.sample import Piece, Plan, evenly, plan_sample, read_piece
 from pf_core.onboarding.questions import percent
+from pf_core.schemas import ANSWER
 from pf_core.storage.files import is_remote
 from pf_core.timelines.arrays import Timelines
 
@@ -83,6 +86,8 @@ class Survey:
     plan: Plan
     tally: Tally
     actions: Actions
+    agreed: pa.Array | None
+    """Users who agree to be learned from, ascending, where a column of the log says so."""
     num_duplicates: int
     """Kept rows that are exact copies of others: a run drops them."""
     num_rows: int
@@ -134,11 +139,12 @@ def survey_log(site: Site, ds: str | None = None, *, max_bytes: int | None = Non
         tally.add(part, shown_actions)
         tables.append(part.actions)
         num_rows += piece.weight * part.num_read
-    actions, num_duplicates = _actions(pa.concat_tables(tables), site.source.positive)
+    rows, num_duplicates = sort_actions(pa.concat_tables(tables).unify_dictionaries())
     return Survey(
         plan=plan,
         tally=tally,
-        actions=actions,
+        actions=_actions(rows, site.source.positive),
+        agreed=None if site.answers is None else _agreed(rows),
         num_duplicates=num_duplicates,
         num_rows=round(num_rows),
     )
@@ -146,17 +152,23 @@ def survey_log(site: Site, ds: str | None = None, *, max_bytes: int | None = Non
 
 def _parts(site: Site, plan: Plan, day_of: dict[Path, int]) -> Iterator[tuple[Piece, Part]]:
     source, logs = site.source.actions, LogPreview(site)
+    columns = read_columns(source, site.answers)
     for piece in plan.pieces:
-        for batch in read_piece(piece, source, source.mapped_columns, absent_keys="refuse"):
+        for batch in read_piece(piece, source, columns, absent_keys="refuse"):
             start = 0 if source.file_format == "parquet" else piece.start  # row groups have row numbers
             yield piece, logs.map(batch, day_of[piece.file], start=start)
 
 
-def _actions(rows: pa.Table, positive: Positive) -> tuple[Actions, int]:
-    """Sort the actions as a run does; return them, and the number of exact duplicates that were dropped."""
-    table, num_duplicates = sort_actions(rows.unify_dictionaries())
+def _agreed(actions: pa.Table) -> pa.Array:
+    """Return the users whose newest row agrees, ascending as sorted actions are."""
+    answers = answers_of(actions)
+    return combined(answers.filter(answers[ANSWER])["user_id"])
+
+
+def _actions(table: pa.Table, positive: Positive) -> Actions:
+    """Return sorted actions as arrays."""
     if not table.num_rows:
-        return Actions(user=combined(table["user_id"]), pin=combined(table["pin_id"]), timelines=_NO_TIMELINES), 0
+        return Actions(user=combined(table["user_id"]), pin=combined(table["pin_id"]), timelines=_NO_TIMELINES)
     user, pins = rank_ids(table["user_id"]), combined(table["pin_id"]).dictionary_encode()
     start = np.flatnonzero(np.diff(user, prepend=-1))
     nothing = np.zeros(table.num_rows, np.int16)
@@ -170,7 +182,7 @@ def _actions(rows: pa.Table, positive: Positive) -> tuple[Actions, int]:
         is_positive=positive_mask(table, positive),
     )
     users = combined(table["user_id"]).take(pa.array(start))
-    return Actions(user=users, pin=pins.dictionary, timelines=timelines), num_duplicates
+    return Actions(user=users, pin=pins.dictionary, timelines=timelines)
 
 
 _NO_TIMELINES = Timelines(

@@ -148,6 +148,8 @@ def _raw_actions(site: Site, ids: pa.Array) -> Iterator[Place]:
         bucket = bucket_number(ids, manifest["num_buckets"])
         names = [entry["name"] for entry in manifest["files"] if entry["bucket"] == bucket]
         found += [ds for name in names if has_user(build / name, ids)]
+        if "answers" in manifest and has_user(build / manifest["answers"]["name"], ids):
+            found.append(f"{ds}, among those who said whether they may be learned from")
     for build in _unpublished_builds(site):
         found += [f"{build}, of a killed run" for path in tables_below(build) if has_user(path, ids)][:1]
     yield _place("raw_actions", _number(days, "day"), found, until=FORGET_AGAIN, is_overdue=True)

@@ -10,10 +10,11 @@ same in both. Nothing later than the day is read.
     pin_counts/2026-01-03.json      whether a deletion list concerns the day (DayManifest)
 
 A day is counted once, when it is first needed, and again if its raw_actions or the definition of its counts changed,
-if other users are selected, or if rows of forgotten users were deleted from it. If the deletion list changed, the users
-of the day are read, and the day is counted again only if it concerns them. `counts_as_of` adds up the files of at most
-364 days, and of no more days than timelines have; a training set has the counts of each of its days. Both count all
-actions of a day: a timeline may have no room for some of them.
+if other users are selected, or if rows of forgotten users were deleted from it. If the deletion list changed, or the
+answers in a column of the log that decides who is selected, the users of the day are read, and the day is counted again
+only if it concerns them. `counts_as_of` adds up the files of at most 364 days, and of no more days than timelines have;
+a training set has the counts of each of its days. Both count all actions of a day: a timeline may have no room for some
+of them.
 """
 
 import bisect
@@ -63,7 +64,8 @@ class CountSettings(TypedDict):
     """source.positive in the site file."""
     held_out_share: float
     users: NotRequired[Selection]
-    """Who may be learned from, if the site file selects users."""
+    """Who may be learned from, if the site file selects users; where a column of the log does, among those of the
+    day."""
     users_deleted: NotRequired[int]
     """Number of users whose rows were deleted from the day after it was ingested, if there are any."""
 
@@ -84,6 +86,8 @@ class DayManifest(CountLabel):
     ds: str
     deletion_list: str
     """Digest of the deletion list."""
+    answers: NotRequired[str]
+    """Digest of all who agreed in a column of the log, so that those of the day are not searched for again."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -130,7 +134,7 @@ def day_counts(site: Site, day: LogDay) -> pa.Table:
 
 
 def counts_of_days(site: Site, days: Iterable[LogDay], users: TrainingUsers | None = None) -> Iterator[pa.Table]:
-    """Yield the `day_counts` of each of the days; `users` are those of the site file unless they are given."""
+    """Yield the `day_counts` of each of the days; `users` are those of the site file now unless they are given."""
     forgotten = read_deletion_list(site)
     users = read_training_users(site) if users is None else users
     deletion_list = digest_of({"users": forgotten.to_pylist()})  # once for all days: the list may be long
@@ -147,14 +151,18 @@ def _counts_of_day(site: Site, day: LogDay, users: TrainingUsers, forgotten: pa.
         "positive": site.source.positive.model_dump(mode="json"),
         "held_out_share": users.held_out_share,
     }
-    if users.selection is not None:
-        settings["users"] = users.selection
     if users_deleted := day.manifest.get("users_deleted"):
         settings["users_deleted"] = users_deleted
     before: DayManifest | None = find_json(manifest_path)
     if before is not None and not is_current("pin_counts", before):
         before = None
     files = list(day.files.values())
+    answers = users.selection["digest"] if users.column is not None and users.selection is not None else None
+    has_same_answers = before is not None and before.get("answers") == answers
+    if before is not None and has_same_answers and answers and before["settings"]["raw_digest"] == day.digest:
+        settings["users"] = before["settings"]["users"]
+    elif (selection := _selection_of_day(files, users)) is not None:
+        settings["users"] = selection
     is_searched = before is not None and before["settings"] == settings and before["deletion_list"] == deletion_list
     active = before["forgotten"] if before is not None and is_searched else _digest_of_forgotten(files, forgotten)
     label: CountLabel = {"layout": LAYOUTS["pin_counts"], "settings": settings, "forgotten": active}
@@ -164,9 +172,9 @@ def _counts_of_day(site: Site, day: LogDay, users: TrainingUsers, forgotten: pa.
         counts = counts.replace_schema_metadata({LABEL: json.dumps(label, sort_keys=True)})
         with write_file(path) as temporary, pa.ipc.new_file(temporary, counts.schema) as writer:
             writer.write_table(counts)
-    if not is_searched:
-        manifest: DayManifest = {"ds": day.ds, "deletion_list": deletion_list, **label}
-        write_json(manifest_path, manifest)
+    if not (is_searched and has_same_answers):
+        found = {} if answers is None else {"answers": answers}
+        write_json(manifest_path, {"ds": day.ds, "deletion_list": deletion_list, **label, **found})
     return counts
 
 
@@ -177,6 +185,14 @@ def _digest_of_forgotten(files: list[Path], forgotten: pa.Array) -> str:
         user_ids = read_parquet(path, columns=["user_id"])["user_id"].unique()
         found |= set(user_ids.filter(pc.is_in(user_ids, forgotten)).to_pylist())
     return digest_of({"users": sorted(found)})
+
+
+def _selection_of_day(files: list[Path], users: TrainingUsers) -> Selection | None:
+    """Return what selects users of these files; where a column of the log does, who of them is selected."""
+    if users.column is None or users.listed is None:
+        return users.selection
+    ids = [read_parquet(path, columns=["user_id"])["user_id"].unique() for path in files]
+    return users.selection_among(pa.concat_arrays([users.listed[:0], *ids]))
 
 
 def _count(site: Site, files: list[Path], forgotten: pa.Array, users: TrainingUsers) -> pa.Table:
@@ -210,6 +226,12 @@ def _read_day(path: Path, label: CountLabel) -> pa.Table | None:
     return counts if found is not None and json.loads(found) == label else None
 
 
+def forget_counts(site: Site, ds: str) -> None:
+    """Remove the counts of a day; they are counted again when they are needed."""
+    for name in (f"{ds}.arrow", f"{ds}.json"):
+        (site.directory / "pin_counts" / name).unlink(missing_ok=True)
+
+
 # Windows
 
 
@@ -225,7 +247,8 @@ def counts_as_of(site: Site, ds: str) -> PinCounts:
     num_pending = 0
     days = ds_range(max(site.start_ds, shift_ds(ds, 1 - _longest_window(site))), ds)
     opened = (open_log_day(site, day) for day in days)
-    for day, counts in zip(map(day_number, days), counts_of_days(site, opened), strict=True):
+    users = read_training_users(site, as_of=ds)
+    for day, counts in zip(map(day_number, days), counts_of_days(site, opened, users), strict=True):
         user_days = counts["user_days"].cast(pa.int64())
         none = pa.repeat(pa.scalar(0, pa.int64()), len(counts))
         columns = {

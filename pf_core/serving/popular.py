@@ -15,8 +15,8 @@ from pf_core.days import ds_range, shift_ds
 from pf_core.hashing import digest_of
 from pf_core.logs.log_day import LogDay, open_log_day
 from pf_core.logs.partition import ingested_days
-from pf_core.logs.training_users import read_training_users
-from pf_core.pins.counts import day_counts
+from pf_core.logs.training_users import TrainingUsers, read_training_users
+from pf_core.pins.counts import counts_of_days
 from pf_core.schemas import id_arrow_type
 from pf_core.serving.index import PinIndex
 
@@ -39,7 +39,7 @@ def popular_digest(site: Site, week: Sequence[LogDay]) -> str:
         "positive": site.source.positive.model_dump(mode="json"),
         "held_out_share": site.training.held_out_share,
     }
-    if (selection := read_training_users(site).selection) is not None:
+    if (selection := _users_of(site, week).selection) is not None:
         inputs["users"] = selection
     return digest_of(inputs)
 
@@ -62,8 +62,12 @@ def popular_pins(site: Site, week: Sequence[LogDay], index_folder: Path, k: int)
     )
 
 
+def _users_of(site: Site, week: Sequence[LogDay]) -> TrainingUsers:
+    return read_training_users(site, as_of=week[-1].ds if week else None)
+
+
 def _week_counts(site: Site, week: Sequence[LogDay]) -> pa.Table:
     """Return pin_id and user_days over the week, one row for each pin."""
     none = pa.schema([("pin_id", id_arrow_type(site.source.pins.pin_id.type)), ("user_days", pa.int32())]).empty_table()
-    total = pa.concat_tables([none, *(day_counts(site, day) for day in week)])
+    total = pa.concat_tables([none, *counts_of_days(site, week, _users_of(site, week))])
     return total.group_by("pin_id").aggregate([("user_days", "sum")]).rename_columns(["pin_id", "user_days"])

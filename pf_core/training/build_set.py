@@ -107,7 +107,7 @@ def _fill_from(
     first_ds = max(site.start_ds, window_start(cut_ds, site.timelines.window_days))
     log_days = [open_log_day(site, ds) for ds in ds_range(first_ds, cut_ds)]
     target = site.workspace / "training_set" / build.name if is_remote(build) else build
-    users = read_training_users(site)
+    users = read_training_users(site, as_of=cut_ds)
     log_pins = pins_of_training_users(site, opened, users, engine=engine, progress=progress)
     num_pins = write_pins(site, pins, target / "pins", log_pins=log_pins)
     if is_remote(build):
@@ -192,7 +192,7 @@ def _fill_from(
 def _describe_selection(selection: Selection, counts: SelectionCounts) -> str:
     """Return what `training.users` makes of the users with a timeline."""
     selected, others = counts["selected"], counts["others"]
-    unknown = selection.get("listed", selected) - selected
+    unknown = 0 if "column" in selection else selection.get("listed", selected) - selected
     return (
         f"training.users selects {selected:,} of {selected + others:,} users; of the others, "
         f"{counts['held_out_others']:,} are held out, and judge models like other held-out users"

@@ -22,7 +22,8 @@ def judge_held_out_users(site: Site, training_set: Path) -> CheckResult:
     )
     num_not_selected = 0
     if "users" in data.manifest or site.training.users is not None:
-        num_not_selected = int((~read_training_users(site).are_selected(train)).sum())
+        users = read_training_users(site, as_of=data.manifest["cut_ds"])
+        num_not_selected = int((~users.are_selected(train)).sum())
         reason += f", training.users does not select {num_not_selected:,} training users"
     return CheckResult(data.manifest["cut_ds"], num_wrong == (0, 0) and not num_not_selected, reason)
 

@@ -57,6 +57,12 @@ def _nobody(site: Site, users: TrainingUsers, ds: str) -> PipelineError:
             f"training.users.share {users.share} selects no user with a timeline as of {ds} who is not held out",
             "raise it in the site file",
         )
+    if site.answers is not None:
+        return PipelineError(
+            f"training.users.column: as of {ds}, no user with a timeline who is not held out has one of the values "
+            f"{', '.join(map(repr, site.answers.values))} in column {site.answers.column!r} of the newest row",
+            "list the values of those who agreed exactly as the log has them",
+        )
     return PipelineError(
         f"training.users.file: none of the {len(users.listed):,} users in {site.training.users.file}, such as "
         f"{users.listed[0].as_py()!r}, has a timeline as of {ds} and is not held out",

@@ -207,6 +207,19 @@ def test_the_list_of_who_may_be_learned_from_is_read(tmp_path: Path, content: st
     assert "training.users selects 0 of them to learn from" in check(site).output
 
 
+def test_a_column_says_who_may_be_learned_from(tmp_path: Path) -> None:
+    answers = {1: "yes", 2: "no", 3: "Yes"}
+    rows = [f"{row},{answers[int(row[0])]}" for row in ROWS]
+    write_log(tmp_path / "a.csv", [*rows, f"1,7,{DAY_S + 3600},vue,no"], header="user,pin,at,event,consent")
+    site = write_site(tmp_path, training={"users": {"column": "consent", "values": [True]}})
+    result = check(site)
+    assert result.exit_code == 0
+    assert "training.users selects 1 of them to learn from" in result.output
+    assert "answer=False" in result.output
+    write_log(tmp_path / "a.csv")
+    assert "has no column 'consent'; it has 'user', 'pin', 'at', 'event'" in message_of(check(site))
+
+
 def test_a_log_alone_is_enough(tmp_path: Path) -> None:
     write_log(tmp_path / "a.csv")
     assert check(write_site(tmp_path, pins={})).exit_code == 0

@@ -57,6 +57,8 @@ source:
     duration_s: {column: dwell_s}
     late_days: 1
 timelines: {num_buckets: 2}
+training:
+  users: {column: agreed, values: [yes, 1]}
 engine: {num_workers: 1, memory_mb: 64}
 serving:
   retention_days: 5
@@ -64,12 +66,12 @@ serving:
 """
 
 LOG = """\
-user,pin,at,event,place,dwell_s
-1,a,2026-01-01T10:00:00Z,save,home,1.5
-2,b,2026-01-01T11:00:00Z,look,home,
-3,c,2026-01-01T12:00:00Z,look,away,2
-x,d,2026-01-01T13:00:00Z,save,home,3
-4,e,2026-01-02T01:00:00Z,dance,home,4
+user,pin,at,event,place,dwell_s,agreed
+1,a,2026-01-01T10:00:00Z,save,home,1.5,yes
+2,b,2026-01-01T11:00:00Z,look,home,,no
+3,c,2026-01-01T12:00:00Z,look,away,2,1
+x,d,2026-01-01T13:00:00Z,save,home,3,yes
+4,e,2026-01-02T01:00:00Z,dance,home,4,
 """
 
 TOKENS = ["null", "true", "~", "[]", "{}", "-1", "0", "1e999", ".nan", "2026-02-30", "'", '"', ": ", "- ", "#", "&a "]

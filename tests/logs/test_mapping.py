@@ -98,9 +98,9 @@ def test_the_statement_is_compiled_once_for_all_batches_of_the_same_columns(
 ) -> None:
     compiled: list[pa.Schema] = []
 
-    def counting(actions: ActionsSource, schema: pa.Schema) -> str:
+    def counting(actions: ActionsSource, schema: pa.Schema, answers: None) -> str:
         compiled.append(schema)
-        return compile_statement(actions, schema)
+        return compile_statement(actions, schema, answers)
 
     compile_statement = mapping_sql.statement
     monkeypatch.setattr(mapping, "statement", counting)

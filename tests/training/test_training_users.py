@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,13 +20,15 @@ from pf_assets.metadata.model import describe_training_set
 from pf_core.benchmark.reading import read_log
 from pf_core.benchmark.stages import benchmark_site, ingest_log
 from pf_core.config.site import Site, load_site
-from pf_core.config.training_section import TrainingConfig, UsersConfig
+from pf_core.config.training_section import AnswerColumn, TrainingConfig, UsersConfig
 from pf_core.days import ds_range
 from pf_core.embeddings.tables import snapshot_state
 from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
 from pf_core.evaluation.question import open_question
 from pf_core.hashing import hashed_uniform, is_held_out
+from pf_core.logs.deletion_list import read_deletion_list
+from pf_core.logs.ingest import ingest_days
 from pf_core.logs.training_users import SELECTION_KEY, TrainingUsers, read_training_users
 from pf_core.pins import counts
 from pf_core.pins.features import build_pin_features
@@ -69,13 +72,14 @@ OTHERS = set(USERS.to_pylist()) - CONSENTED
 
 
 def write_site(root: Path, rows: Sequence[Row], users: dict[str, Any] | None) -> Site:
-    """The log of some rows in one file; a list of those who consented is beside it."""
+    """The log of some rows in one file, with a column that says who consented; a list of them is beside it."""
     root.mkdir(parents=True, exist_ok=True)
     lines = [
-        f"{user},{pin},{ds}T{second // 3600:02d}:{second // 60 % 60:02d}:{second % 60:02d}Z,{kind}\n"
+        f"{user},{pin},{ds}T{second // 3600:02d}:{second // 60 % 60:02d}:{second % 60:02d}Z,{kind},"
+        f"{'yes' if user in CONSENTED else 'no'}\n"
         for user, pin, ds, second, kind in rows
     ]
-    (root / "actions.csv").write_text("user,pin,at,kind\n" + "".join(lines))
+    (root / "actions.csv").write_text("user,pin,at,kind,consent\n" + "".join(lines))
     (root / "consent.txt").write_text("".join(f"{user}\n" for user in sorted(CONSENTED)))
     (root / "forget.jsonl").touch()
     chosen = without_vectors(root, changes=FEW_STEPS, users=users)
@@ -88,6 +92,13 @@ def write_site(root: Path, rows: Sequence[Row], users: dict[str, Any] | None) ->
 
 def listed(root: Path) -> dict[str, Any]:
     return {"file": str(root / "consent.txt")}
+
+
+def answered(root: Path) -> dict[str, Any]:
+    return {"column": "consent", "values": ["yes"]}
+
+
+WAYS: dict[str, Callable[[Path], dict[str, Any]]] = {"file": listed, "column": answered}
 
 
 def prepare(site: Site, root: Path) -> LocalEngine:
@@ -106,9 +117,9 @@ def digests(folder: Path, names: Sequence[str]) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def learned(root: Path, rows: Sequence[Row]) -> dict[str, Any]:
+def learned(root: Path, rows: Sequence[Row], way: str) -> dict[str, Any]:
     """All that a model is made of, and the model: training rows, words, pins, counts, factors, weights, choices."""
-    site = write_site(root, rows, listed(root))
+    site = write_site(root, rows, WAYS[way](root))
     engine = prepare(site, root)
     build_training_set(site, cut_ds=CUT_DS, engine=engine, progress=silent)
     plan = plan_model(site)
@@ -141,21 +152,30 @@ def altered(rows: Sequence[Row], users: set[int]) -> list[Row]:
 
 
 @pytest.fixture(scope="module")
-def unchanged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return learned(tmp_path_factory.mktemp("unchanged"), all_rows())
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    return {way: learned(tmp_path_factory.mktemp(way), all_rows(), way) for way in WAYS}
 
 
+def test_a_file_and_a_column_of_the_same_users_teach_the_same(unchanged: dict[str, dict[str, Any]]) -> None:
+    for name in unchanged["file"].keys() - {"fingerprint", "name"}:
+        assert unchanged["file"][name] == unchanged["column"][name], name
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("change", [without, altered])
 def test_nothing_that_a_model_learns_depends_on_the_others(
-    tmp_path: Path, unchanged: dict[str, Any], change: Callable[[Sequence[Row], set[int]], list[Row]]
+    tmp_path: Path,
+    unchanged: dict[str, dict[str, Any]],
+    change: Callable[[Sequence[Row], set[int]], list[Row]],
+    way: str,
 ) -> None:
     """Not a bit differs, not even the name of the model, if those change whom no split has. Those who are held out
     are in the set to judge models, and so in its fingerprint, and change no bit of what is learned either."""
-    assert learned(tmp_path / "neither", change(all_rows(), OTHERS - HELD_OUT)) == unchanged
-    all_others = learned(tmp_path / "all", change(all_rows(), OTHERS))
-    assert all_others["fingerprint"] != unchanged["fingerprint"]
-    for name in unchanged.keys() - {"fingerprint", "name"}:
-        assert all_others[name] == unchanged[name], name
+    assert learned(tmp_path / "neither", change(all_rows(), OTHERS - HELD_OUT), way) == unchanged[way]
+    all_others = learned(tmp_path / "all", change(all_rows(), OTHERS), way)
+    assert all_others["fingerprint"] != unchanged[way]["fingerprint"]
+    for name in all_others.keys() - {"fingerprint", "name"}:
+        assert all_others[name] == unchanged[way][name], name
 
 
 def _count_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +200,7 @@ def _train_on_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "_pack_bucket", packed)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("leak", "where"),
     [
@@ -189,11 +210,11 @@ def _train_on_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_planted_leak_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leak: Callable[[pytest.MonkeyPatch], None], where: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leak: Callable[[pytest.MonkeyPatch], None], where: str, way: str
 ) -> None:
     leak(monkeypatch)
-    before = learned(tmp_path / "before", all_rows())
-    after = learned(tmp_path / "after", without(all_rows(), OTHERS - HELD_OUT))
+    before = learned(tmp_path / "before", all_rows(), way)
+    after = learned(tmp_path / "after", without(all_rows(), OTHERS - HELD_OUT), way)
     assert before["files"][where] != after["files"][where]
     assert before["model"] != after["model"]
 
@@ -343,8 +364,9 @@ def test_everybody_is_embedded_and_released(tmp_path: Path) -> None:
         assert release.recommend(user, k=3)
 
 
-def test_contenders_of_a_benchmark_learn_from_the_same_users(tmp_path: Path) -> None:
-    site = write_site(tmp_path, all_rows(), listed(tmp_path))
+@pytest.mark.parametrize("way", WAYS)
+def test_contenders_of_a_benchmark_learn_from_the_same_users(tmp_path: Path, way: str) -> None:
+    site = write_site(tmp_path, all_rows(), WAYS[way](tmp_path))
     engine = LocalEngine(num_workers=1, memory_mb=64, temp_dir=tmp_path / "tmp")
     cached = benchmark_site(site, tmp_path / "cache")
     ingest_log(cached, engine=engine, progress=silent)
@@ -355,7 +377,9 @@ def test_contenders_of_a_benchmark_learn_from_the_same_users(tmp_path: Path) -> 
         f"learns from {len(CONSENTED - HELD_OUT)} of the {len(USERS) - len(HELD_OUT)} users" in note
         for note in log.notes
     )
-    (tmp_path / "consent.txt").write_text("2\n")
+    changed = {"consent.txt": "2\n", "actions.csv": (tmp_path / "actions.csv").read_text().replace("yes", "no")}
+    name = {"file": "consent.txt", "column": "actions.csv"}[way]
+    (tmp_path / name).write_text(changed[name])
     assert benchmark_site(site, tmp_path / "cache").data_dir != cached.data_dir
 
 
@@ -413,8 +437,38 @@ def test_a_choice_of_nobody_is_refused(tmp_path: Path) -> None:
     few = site.training.model_copy(update={"users": UsersConfig(share=1e-9)})
     with pytest.raises(PipelineError, match=r"training.users.share 1e-09 selects no user with a timeline"):
         build_training_set(site.model_copy(update={"training": few}), cut_ds=CUT_DS, engine=engine, progress=silent)
+    site = write_site(tmp_path, all_rows(), {"column": "consent", "values": ["agreed", 1]})
+    ingest_again(site, engine)
+    message = r"as of 2026-01-09, no user .* has one of the values 'agreed', 1 in column 'consent' of the newest row"
+    with pytest.raises(PipelineError, match=message):
+        build_training_set(site, cut_ds=CUT_DS, engine=engine, progress=silent)
     with pytest.raises(PipelineError, match="no training set"):
         latest_training_set(site)
+
+
+def ingest_again(site: Site, engine: LocalEngine) -> None:
+    forgotten = read_deletion_list(site)
+    list(ingest_days(site, DAYS, engine=engine, forgotten=forgotten, progress=silent))
+
+
+def test_a_revoked_consent_leaves_the_next_set_of_the_same_cut(tmp_path: Path) -> None:
+    """After the cut one user revokes, and one of the others agrees: the first is left out, the second not added."""
+    site = write_site(tmp_path, all_rows(), answered(tmp_path))
+    engine = prepare(site, tmp_path)
+    build_training_set(site, cut_ds=CUT_DS, engine=engine, progress=silent)
+    before = set(open_training_set(latest_training_set(site)).train.user_ids().to_pylist())
+    assert before == CONSENTED - HELD_OUT
+    revoking, agreeing = min(before), min(OTHERS - HELD_OUT)
+    with (tmp_path / "actions.csv").open("a") as file:
+        file.writelines(
+            f"{user},p00,{DAYS[-1]}T23:59:59Z,buy,{said}\n" for user, said in ((revoking, "no"), (agreeing, "yes"))
+        )
+    ingest_again(site, engine)
+    assert not judge_held_out_users(site, latest_training_set(site)).passed
+    build_training_set(site, cut_ds=CUT_DS, engine=engine, progress=silent)
+    after = set(open_training_set(latest_training_set(site)).train.user_ids().to_pylist())
+    assert after == before - {revoking}
+    assert judge_held_out_users(site, latest_training_set(site)).passed
 
 
 @pytest.mark.parametrize(
@@ -423,8 +477,18 @@ def test_a_choice_of_nobody_is_refused(tmp_path: Path) -> None:
         ({"share": 0}, "training.users.share: Input should be greater than 0"),
         ({"share": 1.5}, "training.users.share: Input should be less than or equal to 1"),
         ({"share": "half"}, "training.users.share: "),
-        ({}, "training.users: give exactly one of `share` and `file`"),
-        ({"share": 0.5, "file": "consent.txt"}, "training.users: give exactly one of `share` and `file`"),
+        ({}, "training.users: give exactly one of `share`, `file` and `column`"),
+        ({"share": 0.5, "file": "consent.txt"}, "training.users: give exactly one of `share`, `file` and `column`"),
+        ({"column": "consent"}, "training.users: `values` is missing"),
+        ({"share": 0.5, "values": ["yes"]}, "training.users: `values` are those of a column of the log: name it"),
+        ({"column": "consent", "values": []}, "training.users.values: "),
+        ({"column": "", "values": ["yes"]}, "training.users.column: "),
+        ({"column": "consent", "values": [True, False]}, "training.users: `values` has both true and false"),
+        ({"column": "consent", "values": [None]}, "training.users.values.0: None is no text, number, true or false"),
+        ({"column": "consent", "values": [["yes"]]}, "training.users.values.0: .*write in quotes what the column has"),
+        ({"column": "consent", "values": [""]}, "training.users.values.0: an empty text is a missing value"),
+        ({"column": "consent", "values": [2**60]}, "training.users.values.0: 1152921504606846976 is no number"),
+        ({"column": "consent", "values": "yes"}, "training.users.values: "),
         ({"fiel": "consent.txt"}, "training.users.fiel: is not a known key"),
         (0.3, "training.users: "),
     ],
@@ -433,8 +497,24 @@ def test_a_bad_choice_is_refused_with_its_key(tmp_path: Path, users: Any, messag
     content = shop_file(tmp_path)
     content["training"] = {**content["training"], "users": users}
     (tmp_path / "site.yaml").write_text(json.dumps(content))
-    with pytest.raises(PipelineError, match=message.replace(".", r"\.").replace("`", ".")):
+    with pytest.raises(PipelineError, match=message.replace("`", ".")):
         load_site(tmp_path / "site.yaml", environment={})
+
+
+def test_yes_needs_no_quotes(tmp_path: Path) -> None:
+    content = shop_file(tmp_path)
+    content["source"]["actions"] |= {"columns": ["user", "pin", "at"]}
+    del content["training"]
+    users = "\ntraining: {users: {column: consent, values: [yes, agreed, 1]}}\n"
+    (tmp_path / "site.yaml").write_text(yaml.safe_dump(content) + users)
+    with pytest.raises(PipelineError, match=r"columns. does not name 'consent', which .training.users.column. reads"):
+        load_site(tmp_path / "site.yaml", environment={})
+    del content["source"]["actions"]["columns"]
+    (tmp_path / "site.yaml").write_text(yaml.safe_dump(content) + users)
+    site = load_site(tmp_path / "site.yaml", environment={})
+    assert site.answers == AnswerColumn(column="consent", values=(True, "agreed", 1))
+    without_users = site.model_copy(update={"training": TrainingConfig()})
+    assert site.fingerprint() != without_users.fingerprint()  # the data assets have the answers
 
 
 def test_a_file_is_relative_to_the_site_file(tmp_path: Path) -> None:
