@@ -161,6 +161,8 @@ def interrupt_runs() -> None:
 
 def _sentence(run: _Run, view: StagesView, home: str) -> str:
     what = why_failed(home, run.run_id) if run.run_id else None
+    if what is None and run.exit_code == -signal.SIGKILL:
+        return f"the run was killed, as the kernel does when memory is short; its log is {view.log}"
     return what or f"the run ended with exit code {run.exit_code} before an asset did; its log is {view.log}"
 
 
