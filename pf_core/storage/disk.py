@@ -20,7 +20,7 @@ REMEDIES = {
     errno.EROFS: "mount it for writing",
     errno.EACCES: "give this user access to it",
     errno.EPERM: "give this user access to it",
-    errno.EIO: "check the disk",
+    errno.EIO: "check the disk, and whether it is full",
 }
 """What to do about a problem, by its number."""
 
@@ -53,7 +53,7 @@ def problem_in(text: str) -> int | None:
     return next((each for words, each in known.items() if words in text), None)
 
 
-def disk_sentence(error: OSError) -> str:
+def disk_sentence(error: Exception) -> str:
     """Return a sentence about a problem of the disk that a command met; any other error is raised again."""
     number = disk_problem(error)
     if number is None:
