@@ -5,6 +5,8 @@ from collections.abc import Iterable
 
 import dagster as dg
 
+from pf_core.storage.disk import REMEDIES, problem_in
+
 OURS = re.compile(r"pf_core(\.\w+)+Error: ")
 """How Dagster begins the message of a PipelineError, or of a class of it."""
 
@@ -12,7 +14,8 @@ OURS = re.compile(r"pf_core(\.\w+)+Error: ")
 def reason_of(event: dg.DagsterEvent) -> str:
     """Return the message of a failed step: that of its PipelineError, which ends with its remedy, or the first error's.
 
-    A PipelineError names the file or the field; what caused it often does not.
+    A PipelineError names the file or the field; what caused it often does not. Any other error that tells of a full
+    or read-only disk gets the remedy that a PipelineError has.
     """
     error = event.step_failure_data.error
     if error is None:
@@ -21,7 +24,11 @@ def reason_of(event: dg.DagsterEvent) -> str:
     while chain[-1].cause is not None:
         chain.append(chain[-1].cause)
     ours = next((each for each in chain if OURS.match(each.message)), None)
-    return OURS.sub("", (ours or chain[-1]).message.strip().removesuffix("."), count=1)
+    if ours is not None:
+        return OURS.sub("", ours.message.strip().removesuffix("."), count=1)
+    sentence = chain[-1].message.strip().removesuffix(".")
+    problem = next((number for each in chain if (number := problem_in(each.message)) is not None), None)
+    return sentence if problem is None else f"{sentence}; {REMEDIES[problem]}, then re-run"
 
 
 def sentence_of(events: Iterable[dg.DagsterEvent]) -> str | None:

@@ -12,9 +12,11 @@ from typing import Annotated
 import typer
 
 from pf_assets.cli.output import show
+from pf_assets.cli.runs import prepare_instance
 from pf_assets.settings import WORKSPACE, current_site, dagster_home, environment_of_runs, site_path
 from pf_assets.tracking.tracking import Tracking
 from pf_core.errors import PipelineError
+from pf_core.parent_process import tied_group
 from pf_core.storage.privacy import umask_for
 
 Port = Annotated[int, typer.Option(min=1, max=65535)]
@@ -27,6 +29,7 @@ def dev(dagster_port: Port = 3000, mlflow_port: Port = 5000) -> None:
         raise PipelineError(f"port {dagster_port} is given twice", "give --dagster-port and --mlflow-port two ports")
     refuse_busy(dagster_port, "--dagster-port")
     refuse_busy(mlflow_port, "--mlflow-port")
+    prepare_instance(Path(home))
     tracking = Tracking(site)
     tracking.prepare()
     environment = {
@@ -48,7 +51,7 @@ def dev(dagster_port: Port = 3000, mlflow_port: Port = 5000) -> None:
     try:
         for name, command in commands.items():
             servers[name] = subprocess.Popen(
-                [sys.executable, "-m", *command],
+                tied_group([sys.executable, "-m", *command]),
                 cwd=home,
                 env=environment,
                 start_new_session=True,

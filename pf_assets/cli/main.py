@@ -117,10 +117,10 @@ def _exit_code() -> int | str | None:
         if isinstance(error, CarriesLines):
             error.show_lines()
         show_error(str(error))
-    except OSError as error:
+    except Exception as error:
         from pf_core.storage.disk import disk_problem, disk_sentence  # as the commands, imported when it is needed
 
-        if disk_problem(error) is None and error.filename is not None:
+        if disk_problem(error) is None and isinstance(error, OSError) and error.filename is not None:
             show_error(f"{error.strerror}: {error.filename}")
         else:
             show_error(disk_sentence(error))

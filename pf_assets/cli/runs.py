@@ -24,11 +24,14 @@ from pf_core.errors import PipelineError
 from pf_core.logs.partition import read_manifest
 from pf_core.parent_process import tied
 from pf_core.pins.features import pin_state
+from pf_core.storage.disk import REMEDIES, disk_errors, problem_in
 from pf_core.storage.privacy import private, umask_for
 from pf_core.timelines.build import timeline_state
 
 SPOKEN = {"loggers": {"console": {"config": {"log_level": "DEBUG"}}}}
 """Run configuration: the console tells the beginning and the end of each step, which the view needs."""
+
+DATABASES = "Dagster's databases"
 
 PREPARING = ".preparing"
 """File of a Dagster home that is locked while its databases are created."""
@@ -93,6 +96,8 @@ class _Run:
 
     run_id: str = ""
     exit_code: int = 0
+    disk_problem: int | None = None
+    """Number of a problem of the disk that Dagster itself met: it cannot store then why the run failed."""
 
 
 _at_work: set["subprocess.Popen[str]"] = set()
@@ -126,6 +131,8 @@ def _follow(
         for line in process.stdout:
             said = read_line(line.rstrip("\n"))
             run.run_id = run.run_id or said.run_id
+            if not said.run_id:
+                run.disk_problem = problem_in(said.text) or run.disk_problem
             view.receive(line.rstrip("\n"), said, days=days, row=row)
         run.exit_code = process.wait()
 
@@ -160,15 +167,20 @@ def interrupt_runs() -> None:
 
 
 def _sentence(run: _Run, view: StagesView, home: str) -> str:
-    what = why_failed(home, run.run_id) if run.run_id else None
+    with disk_errors(Path(home), DATABASES):
+        what = why_failed(home, run.run_id) if run.run_id else None
+    if what is None and run.disk_problem is not None:
+        return f"Dagster's run: {os.strerror(run.disk_problem)}: {home}; {REMEDIES[run.disk_problem]}, then re-run"
+    if what is None and run.exit_code == -signal.SIGKILL:
+        return f"the run was killed, as the kernel does when memory is short; its log is {view.log}"
     return what or f"the run ended with exit code {run.exit_code} before an asset did; its log is {view.log}"
 
 
 def prepare_instance(home: Path) -> None:
     """Create Dagster's databases before a run does it: two processes that create one at once damage it for good."""
-    with private(home):
+    with disk_errors(home, DATABASES), private(home):
         home.mkdir(parents=True, exist_ok=True)
-    with private(home), (home / PREPARING).open("w") as file:
+    with disk_errors(home, DATABASES), private(home), (home / PREPARING).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with dg.DagsterInstance.from_config(str(home)) as instance:
             instance.get_runs_count()

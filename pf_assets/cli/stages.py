@@ -22,6 +22,7 @@ from pf_assets.cli.run_log import Said, amount_of, is_noise
 from pf_assets.cli.stage import Stage, State
 from pf_assets.cli.stage_rows import StageRows
 from pf_core.printable import printable
+from pf_core.storage.disk import disk_errors
 from pf_core.storage.privacy import private
 
 LOGS = "logs"
@@ -63,7 +64,7 @@ class StagesView:
         """The stage that spoke last: a line without a step, as in a traceback, is its."""
 
     def __enter__(self) -> "StagesView":
-        with private(self.log.parent):
+        with self._log_errors(), private(self.log.parent):
             self.log.parent.mkdir(parents=True, exist_ok=True)
             _drop_old(self.log.parent)
             self._file = self.log.open("a", buffering=1, encoding="utf-8", errors="replace")
@@ -81,11 +82,12 @@ class StagesView:
         self._rows.is_over = True
         if self._live is not None:
             self._live.stop()
-        self._file.close()
+        with contextlib.suppress(OSError) if kind is not None else self._log_errors():
+            self._file.close()
 
     def say(self, text: str) -> None:
         """Print a line that belongs to no stage."""
-        self._file.write(f"{text}\n")
+        self._log(text)
         if self._live is not None:
             self._live.console.print(Text(printable(text)))
         else:
@@ -104,7 +106,7 @@ class StagesView:
 
     def receive(self, line: str, said: Said, *, days: Sequence[str] = (), row: str | None = None) -> None:
         """Take a line of a run; `row` names the stage of a run that is one stage as a whole."""
-        self._file.write(f"{line}\n")
+        self._log(line)
         if is_noise(line):
             return
         if self._verbose:
@@ -141,6 +143,13 @@ class StagesView:
         """Return the newest log lines of the stage that failed."""
         stages = self.stages.values() if row is None else [self.stages[row]]
         return [line for stage in stages if stage.state == "failed" for line in stage.lines]
+
+    def _log(self, line: str) -> None:
+        with self._log_errors():
+            self._file.write(f"{line}\n")
+
+    def _log_errors(self) -> contextlib.AbstractContextManager[None]:
+        return disk_errors(self.log.parent, "the log of pf")
 
     def _stage_of(self, step: str) -> str | None:
         """Return the stage of a step: its asset; the steps of an asset's checks have its name first."""

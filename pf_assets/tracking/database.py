@@ -7,6 +7,7 @@ here first, and every call of the client turns an error into a sentence, which h
 import contextlib
 import functools
 import http.client
+import logging
 import os
 import urllib.error
 import urllib.parse
@@ -67,6 +68,7 @@ def open_client(root: Path, uri: str) -> "MlflowClient":
 def _new_client(uri: str) -> "MlflowClient":
     from mlflow import MlflowClient
 
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # tracebacks of what is a sentence here
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
@@ -170,8 +172,11 @@ def _sentences(uri: str) -> Iterator[None]:
         number = disk_problem(error)
         if isinstance(error, OSError) and number is None:
             raise
-        remedy = None if number is None else f"{REMEDIES[number]}, then re-run"
-        raise PipelineError(f"MLflow at {_place(uri)}: {_plain(str(error), uri)}", remedy) from error
+        if number is not None:
+            raise PipelineError(
+                f"MLflow's database: {os.strerror(number)}: {_place(uri)}", f"{REMEDIES[number]}, then re-run"
+            ) from error
+        raise PipelineError(f"MLflow at {_place(uri)}: {_plain(str(error), uri)}") from error
 
 
 def _place(uri: str) -> str:

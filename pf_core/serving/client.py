@@ -125,6 +125,7 @@ class Release:
 
     def recommend(self, user_id: Id, k: int = 10, *, new_only: bool = False) -> Recommendations:
         """Return the pins with the largest scores for a user, best first; with `new_only`, without the seen ones."""
+        _refuse_no_number(k)
         found = self.look_up([user_id])
         if not found.found_N[0]:
             raise UnknownIdError(f"user {user_id!r} is not in release {self.manifest['release']}")
@@ -134,6 +135,7 @@ class Release:
 
     def popular(self, k: int = 10) -> list[Hit]:
         """Return the candidates with the most user-days of positive engagement in the last week, at most 1,000."""
+        _refuse_no_number(k)
         with self._lock:
             if self._popular is None:
                 pins = read_arrow(fetched(self._folder / POPULAR)).to_pylist()
@@ -148,6 +150,7 @@ class Release:
 
         Trend and slack say how much a pin is used, not what it is like: the score is the cosine of the other parts.
         """
+        _refuse_no_number(k)
         row = self.index.row_of(pin_id)
         if row is None:
             raise UnknownIdError(f"pin {pin_id!r} is not in the index of release {self.manifest['release']}")
@@ -164,6 +167,7 @@ class Release:
 
     def search(self, vectors_BD: np.ndarray, k: int = 10) -> list[list[Hit]]:
         """Return the pins nearest to each vector, best first."""
+        _refuse_no_number(k)
         found = zip(*self.index.search(vectors_BD, k), strict=True)
         return [self._hits(Ranked(label_K, score_K, np.zeros(len(label_K), bool))) for label_K, score_K in found]
 
@@ -178,6 +182,12 @@ class Release:
             )
             for label, score, is_memory in columns
         ]
+
+
+def _refuse_no_number(k: int) -> None:
+    """Refuse a k that is no number of pins: the index would answer with an error of its own, or with other pins."""
+    if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1:
+        raise PipelineError(f"k is {k!r}: the number of pins is a whole number from 1")
 
 
 def _without(vectors_ND: np.ndarray, parts: list[list[int]]) -> np.ndarray:

@@ -24,6 +24,7 @@ from pf_core.errors import PipelineError
 from pf_core.hashing import bucket_of
 from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.progress import Progress
+from pf_core.storage.disk import disk_errors, disk_problem
 from pf_core.storage.files import list_folder, read_json, write_file, write_json
 from pf_core.storage.privacy import private
 
@@ -58,8 +59,9 @@ def export_embeddings(
     if ds is None:
         raise PipelineError(f"{state.asset} has no day yet")
     if what == "users":
-        _record(site, out, ds)
-    with private(out.parent), state.held(ds) as day:
+        with disk_errors(_records_dir(site), "the record of the export"):
+            _record(site, out, ds)
+    with disk_errors(out.parent, f"the export to {out}"), private(out.parent), state.held(ds) as day:
         return _write(site, day, out, progress)
 
 
@@ -90,6 +92,8 @@ def _write(site: Site, day: StateDay[Any], out: Path, progress: Progress) -> int
             "export again",
         ) from error
     except OSError as error:
+        if disk_problem(error) is not None:
+            raise
         raise PipelineError(f"cannot write to {out}: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

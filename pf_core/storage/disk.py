@@ -20,7 +20,7 @@ REMEDIES = {
     errno.EROFS: "mount it for writing",
     errno.EACCES: "give this user access to it",
     errno.EPERM: "give this user access to it",
-    errno.EIO: "check the disk",
+    errno.EIO: "check the disk, and whether it is full",
 }
 """What to do about a problem, by its number."""
 
@@ -39,17 +39,21 @@ def disk_problem(error: BaseException) -> int | None:
     """Return the number of the disk's problem that an exception tells of; None if it is another error."""
     number = error.errno if isinstance(error, OSError) else None
     if number is None:
-        text = str(error)
-        found = NUMBER.search(text)
-        if found is not None:
-            number = int(found[1] or found[2])
-        else:
-            known = OTHER_TEXTS | {os.strerror(each): each for each in REMEDIES}
-            number = next((each for words, each in known.items() if words in text), None)
+        return problem_in(str(error))
     return number if number in REMEDIES else None
 
 
-def disk_sentence(error: OSError) -> str:
+def problem_in(text: str) -> int | None:
+    """Return the number of the disk's problem that the text of an error names; None if it names none."""
+    found = NUMBER.search(text)
+    if found is not None:
+        number = int(found[1] or found[2])
+        return number if number in REMEDIES else None
+    known = OTHER_TEXTS | {os.strerror(each): each for each in REMEDIES}
+    return next((each for words, each in known.items() if words in text), None)
+
+
+def disk_sentence(error: Exception) -> str:
     """Return a sentence about a problem of the disk that a command met; any other error is raised again."""
     number = disk_problem(error)
     if number is None:

@@ -14,6 +14,7 @@ that died. Ages are differences between times of the store, because the clock of
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -82,7 +83,7 @@ def exclusive(folder: Path, what: str) -> Iterator[None]:
     What is written meanwhile is private (`privacy.py`), and a problem of the disk is a sentence (`disk.py`).
     """
     refusal = f"another run is writing {what} or relying on it"
-    lock = _leased(folder, LOCK, refusal) if is_remote(folder) else _locked(folder, fcntl.LOCK_EX, refusal)
+    lock = _leased(folder, LOCK, refusal) if is_remote(folder) else _locked(folder, fcntl.LOCK_EX, refusal, what)
     with disk_errors(folder, what), private(folder), lock:
         yield
 
@@ -90,7 +91,7 @@ def exclusive(folder: Path, what: str) -> Iterator[None]:
 def relying_on(folder: Path, what: str) -> contextlib.AbstractContextManager[None]:
     """Keep writers out of a folder; refused while another run writes it."""
     refusal = f"another run is writing {what}"
-    return _leased(folder, RELYING, refusal) if is_remote(folder) else _locked(folder, fcntl.LOCK_SH, refusal)
+    return _leased(folder, RELYING, refusal) if is_remote(folder) else _locked(folder, fcntl.LOCK_SH, refusal, what)
 
 
 @contextlib.contextmanager
@@ -112,7 +113,7 @@ def holding(folder: Path, what: str) -> Iterator[None]:
     if not folder.is_dir():  # nothing is published there
         yield
         return
-    with private(folder):
+    with disk_errors(folder, what), private(folder):
         descriptor = _open_lock(folder / HOLDING)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -130,7 +131,7 @@ def removing(folder: Path, what: str) -> Iterator[bool]:
             if is_remote(folder):
                 stack.enter_context(_leased(folder, REMOVING, refusal))
             else:
-                stack.enter_context(_locked(folder, fcntl.LOCK_EX, refusal, name=HOLDING))
+                stack.enter_context(_locked(folder, fcntl.LOCK_EX, refusal, what, name=HOLDING))
             is_free = True
         except LockedError:
             is_free = False
@@ -138,9 +139,9 @@ def removing(folder: Path, what: str) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, kind: int, refusal: str, name: str = LOCK) -> Iterator[None]:
+def _locked(folder: Path, kind: int, refusal: str, what: str, *, name: str = LOCK) -> Iterator[None]:
     """Hold a lock of the file system; it ends with its process."""
-    with private(folder):
+    with disk_errors(folder, what), private(folder):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = _open_lock(folder / name)
     try:
@@ -155,10 +156,12 @@ def _locked(folder: Path, kind: int, refusal: str, name: str = LOCK) -> Iterator
 
 
 def _open_lock(path: Path) -> int:
-    """Open the file of a lock; one that somebody else has made need not be writable."""
+    """Open the file of a lock; one that somebody else has made, or on a read-only disk, need not be writable."""
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except PermissionError:
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or not path.exists():
+            raise
         return os.open(path, os.O_RDONLY)
 
 

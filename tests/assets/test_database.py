@@ -15,6 +15,7 @@ from pf_assets.tracking.tracking import Tracking
 from pf_core.config.site import Site
 from pf_core.errors import PipelineError
 from tests.support.sites import SmallSite
+from tests.support.small_disk import small_disk
 
 SECRET = "s3cret-pass"
 
@@ -147,3 +148,22 @@ def test_a_faster_process_keeps_its_file(tmp_path: Path, monkeypatch: pytest.Mon
     database._create_file(path)
     assert path.read_text() == "theirs, with a run"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_a_sentence_without_a_traceback_in_the_log(
+    site: Site, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with small_disk(tmp_path / "small", megabytes=4) as disk:
+        tracking = Tracking(site.model_copy(update={"data_dir": str(disk.path)}))
+        tracking.prepare()
+        disk.leave_free(0)
+        with pytest.raises(PipelineError) as refused:
+            tracking.start(tmp_path / "run", name="model", params={}, tags={"text": "x" * 5000})
+        assert str(refused.value) == (
+            f"MLflow's database: No space left on device: {disk.path}/mlflow/mlflow.db; free some space there, "
+            "then re-run"
+        )
+        printed = capfd.readouterr()
+        assert "Traceback" not in printed.out + printed.err
+        disk.empty()
+        tracking.start(tmp_path / "run", name="model", params={}, tags={})

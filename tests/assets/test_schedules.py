@@ -1,6 +1,9 @@
 """The failure sensor's advice."""
 
+import errno
+
 import dagster as dg
+import pytest
 
 from pf_assets.failures import reason_of, sentence_of
 from pf_assets.schedules import advise
@@ -39,6 +42,27 @@ def test_an_error_of_ours_is_told_and_not_what_caused_it() -> None:
         (failed,) = [event for event in result.all_events if event.is_step_failure]
     assert reason_of(failed) == "actions.csv.gz cannot be read; restore the file"
     assert sentence_of(result.all_events) == "raw_actions failed: actions.csv.gz cannot be read; restore the file"
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/data/x"), "No space left on device: '/data/x'; free some"),
+        (RuntimeError("database or disk is full"), "database or disk is full; free some space there, then re-run"),
+        (OSError(errno.EROFS, "Read-only file system", "/data"), "'/data'; mount it for writing, then re-run"),
+        (RuntimeError("no such shard"), "RuntimeError: no such shard"),
+    ],
+)
+def test_an_error_of_the_disk_has_a_remedy_whoever_raised_it(error: Exception, sentence: str) -> None:
+    @dg.asset
+    def release() -> None:
+        raise error
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = dg.materialize([release], instance=instance, raise_on_error=False)
+        (failed,) = [event for event in result.all_events if event.is_step_failure]
+    assert sentence in reason_of(failed)
+    assert ("then re-run" in reason_of(failed)) == (str(error) != "no such shard")
 
 
 def test_a_check_that_blocks_says_itself_what_is_wrong() -> None:

@@ -1,6 +1,7 @@
 """Workers end with the process that started them, also if that is killed alone."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pf_core.config.training import TrainConfig, auto, change_auto, choose
-from pf_core.parent_process import tied
+from pf_core.parent_process import tied, tied_group
 from tests.support.killed_mains import left_after_the_kill
 from tests.support.parts import complete_parts_set
 from tests.support.planted import write_planted_set
@@ -47,6 +48,16 @@ from pathlib import Path
 from pf_core.parent_process import tied
 code = f"import pathlib, time; pathlib.Path({sys.argv[1]!r}).touch(); time.sleep(600)"
 child = subprocess.Popen(tied([sys.executable, "-c", code]))
+child.wait()
+"""
+
+GROUP = """
+import subprocess, sys, time
+from pathlib import Path
+from pf_core.parent_process import tied_group
+worker = f"import pathlib, time; pathlib.Path({sys.argv[1]!r}).touch(); time.sleep(600)"
+server = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {worker!r}])"
+child = subprocess.Popen(tied_group([sys.executable, "-c", server]), start_new_session=True)
 child.wait()
 """
 
@@ -112,6 +123,24 @@ def test_processes_that_make_a_world_end_with_it(ready: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a command that its starter has ended")
 def test_a_tied_command_ends_with_its_starter(ready: str) -> None:
     assert left_after_the_kill(COMMAND, ready, at_least=1, environment=os.environ) == []
+
+
+def test_a_tied_group_ends_with_its_starter(ready: str) -> None:
+    """A server, its worker, and the process that guards both."""
+    assert left_after_the_kill(GROUP, ready, at_least=3, environment=os.environ) == []
+
+
+def test_a_tied_group_ends_as_its_command_does(tmp_path: Path) -> None:
+    code = "import sys; print(sys.argv[1:], flush=True); sys.exit(7)"
+    done = subprocess.run(tied_group([sys.executable, "-c", code, "a b"]), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (7, "['a b']\n")
+    polite = f"import time, pathlib\ntry:\n  pathlib.Path({str(tmp_path / 'up')!r}).touch(); time.sleep(600)\n"
+    polite += "except KeyboardInterrupt:\n  raise SystemExit(5)"
+    process = subprocess.Popen(tied_group([sys.executable, "-c", polite]), start_new_session=True)
+    while not (tmp_path / "up").exists():
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=60) == 5
 
 
 def test_a_tied_command_is_the_command(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -62,6 +63,23 @@ def test_a_user_gets_the_nearest_pins(site: Site) -> None:
     assert [hit.pin_id for hit in hits] == [pin for pin, _ in expected]
     assert [hit.score for hit in hits] == pytest.approx([score for _, score in expected], abs=1e-6)
     assert {hit.interest for hit in hits} == {"interest-1"}
+
+
+@pytest.mark.parametrize("k", [0, -1, 1.5, "3", True, None])
+def test_a_k_that_is_no_number_of_pins_is_refused(site: Site, k: Any) -> None:
+    release = Serving(site).release()
+    calls: list[Callable[[], object]] = [
+        lambda: release.recommend(7, k=k),
+        lambda: release.recommend(7, k=k, new_only=True),
+        lambda: release.similar("pin00", k=k),
+        lambda: release.search(vector_of(7, 1)[None], k=k),
+        lambda: release.popular(k=k),
+    ]
+    for call in calls:
+        with pytest.raises(PipelineError, match=rf"^k is {k!r}: the number of pins is a whole number from 1$"):
+            call()
+    three: Any = np.int64(3)
+    assert len(release.recommend(7, k=three)) == 3
 
 
 def exact_release(site: Site) -> Release:

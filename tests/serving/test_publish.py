@@ -1,7 +1,6 @@
 """Publishing, rolling back and forgetting users; and what a reader sees when they are interrupted."""
 
 import json
-import os
 import pickle
 import resource
 import shutil
@@ -48,6 +47,7 @@ from tests.support.releases import (
     write_day,
     write_snapshot,
 )
+from tests.support.small_disk import small_disk
 
 REPOSITORY = Path(__file__).parents[2]
 USERS = list(range(1500))
@@ -555,27 +555,17 @@ def test_no_room_for_the_store(tmp_path: Path) -> None:
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    """A real file system of 2 MB."""
-    mounted = tmp_path / "small"
-    mounted.mkdir()
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("only root can mount a small file system")
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(mounted)], capture_output=True)
-    if mount.returncode:
-        pytest.skip(f"mount does not work here: {mount.stderr.decode().strip()}")
-    try:
+    with small_disk(tmp_path / "small", megabytes=2) as disk:
         site = make_site(tmp_path / "site")
         site.directory.mkdir(parents=True)
-        release_root(site).symlink_to(mounted)
+        release_root(site).symlink_to(disk.path)
         publish_day(site, DAYS[0], USERS, version=1)
-        (mounted / "filler").write_bytes(bytes(shutil.disk_usage(mounted).free - 65_536))
+        disk.leave_free(65_536)
         write_day(site, DAYS[1], USERS, version=2)
         with pytest.raises(PipelineError, match="check that the disk is not full"):
             publish(site, DAYS[1])
         assert_serves(site, "2026-01-01.1", version=1)
         assert folders(site) == ["2026-01-01.1"]
-        (mounted / "filler").unlink()
+        disk.empty()
         publish(site, DAYS[1])
         assert_serves(site, "2026-01-02.1", version=2)
-    finally:
-        subprocess.run(["umount", "-l", str(mounted)], check=True)

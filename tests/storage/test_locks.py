@@ -8,6 +8,7 @@ import pytest
 
 from pf_core.errors import PipelineError
 from pf_core.storage.locks import HOLDING, exclusive, holding, relying_on, removing
+from tests.support.small_disk import small_disk
 
 
 def test_nothing_is_removed_while_it_is_read_and_new_versions_may_come(tmp_path: Path) -> None:
@@ -59,3 +60,17 @@ def test_a_folder_that_cannot_be_written_can_be_held(tmp_path: Path) -> None:
             pass
     finally:
         tmp_path.chmod(stat.S_IRWXU)
+
+
+def test_a_read_only_disk_can_be_read_and_not_written(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", megabytes=1) as disk:
+        used, new = disk.path / "used", disk.path / "new"
+        new.mkdir()
+        with relying_on(used, "asset"), holding(used, "asset"):
+            pass
+        disk.set_writable(False)
+        with relying_on(used, "asset"), holding(used, "asset"):
+            pass
+        for lock in (relying_on(new, "asset"), holding(new, "asset"), exclusive(new, "asset")):
+            with pytest.raises(PipelineError, match=r"^asset: Read-only file system: .*; mount it for writing, then"):
+                lock.__enter__()
