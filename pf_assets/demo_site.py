@@ -12,6 +12,7 @@ from pf_core.config.site import Site, load_site
 from pf_core.days import parse_ds, shift_ds
 from pf_core.errors import PipelineError
 from pf_core.storage.files import write_new_text
+from pf_core.storage.privacy import private
 from pf_core.world import config as world_config
 from pf_core.world.config import WorldConfig
 from pf_core.world.logs import find_config
@@ -75,10 +76,11 @@ def _write(path: Path, newest: WorldConfig) -> None:
     text = text.replace(f"end_ds: {published.dates[-1]}\n", f"end_ds: {world.dates[-1]}\n")
     text = text if in_clone() else text.replace(BESIDE, INSIDE)
     try:
-        path.parent.mkdir(exist_ok=True)
-        if not (path.parent / INSTANCE_FILE).exists():
-            write_new_text(path.parent / INSTANCE_FILE, INSTANCE_TEXT.read_text(encoding="utf-8"))
-        write_new_text(path, text)
+        with private(path.parent):
+            path.parent.mkdir(exist_ok=True)
+            if not (path.parent / INSTANCE_FILE).exists():
+                write_new_text(path.parent / INSTANCE_FILE, INSTANCE_TEXT.read_text(encoding="utf-8"))
+            write_new_text(path, text)
     except OSError as error:
         raise PipelineError(
             f"{path.parent} cannot be written to: {error.strerror}", "run pf demo in a folder where you may write"

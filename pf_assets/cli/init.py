@@ -14,6 +14,7 @@ from pf_core.onboarding.questions import Question
 from pf_core.onboarding.site_text import site_text
 from pf_core.onboarding.trial import tried
 from pf_core.storage.files import write_new_text
+from pf_core.storage.privacy import private
 
 
 def init(
@@ -86,12 +87,16 @@ def _named(value: object) -> str:
 
 
 def _write(folder: Path, text: str) -> None:
-    """Write both files, the site file last: a folder with one is complete. A dagster.yaml that is there stays."""
+    """Write both files, the site file last: a folder with one is complete. A dagster.yaml that is there stays.
+
+    They are private, as the state is: the site file quotes the log.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / INSTANCE_FILE).exists():
-            write_new_text(folder / INSTANCE_FILE, INSTANCE_TEXT.read_text())
-        write_new_text(folder / SITE_FILE, text)
+        with private(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            if not (folder / INSTANCE_FILE).exists():
+                write_new_text(folder / INSTANCE_FILE, INSTANCE_TEXT.read_text())
+            write_new_text(folder / SITE_FILE, text)
     except OSError as error:
         raise PipelineError(
             f"{folder} cannot be written to: {error.strerror}", "name another folder with --out"

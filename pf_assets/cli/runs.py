@@ -169,7 +169,7 @@ def interrupt_runs() -> None:
 def _sentence(run: _Run, view: StagesView, home: str) -> str:
     with disk_errors(Path(home), DATABASES):
         what = why_failed(home, run.run_id) if run.run_id else None
-    if what is None and run.disk_problem is not None:
+    if run.disk_problem is not None and (what is None or "sqlite3." in what):  # of Dagster: MLflow's is a sentence
         return f"Dagster's run: {os.strerror(run.disk_problem)}: {home}; {REMEDIES[run.disk_problem]}, then re-run"
     if what is None and run.exit_code == -signal.SIGKILL:
         return f"the run was killed, as the kernel does when memory is short; its log is {view.log}"

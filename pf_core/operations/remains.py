@@ -180,7 +180,8 @@ def _quarantine(site: Site, ids: pa.Array) -> Iterator[Place]:
 
 def _unpublished_builds(site: Site) -> Iterator[Path]:
     """Yield the builds of raw_actions that killed runs left, or that are being written."""
-    for folder in list_folder(site.directory / "raw_actions"):
+    folders = [path for path in list_folder(site.directory / "raw_actions") if path.is_dir()]  # not the lock of all
+    for folder in folders:
         manifest = read_manifest(site, folder.name)
         named = None if manifest is None else manifest["build"]
         yield from sorted(build for build in folder.glob("build-*") if build.name != named)

@@ -185,6 +185,15 @@ def test_what_is_guessed_is_marked_with_evidence(tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= 120
 
 
+def test_what_is_written_is_private_because_it_quotes_the_log(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        written(shop(tmp_path / "logs"), tmp_path)
+    finally:
+        os.umask(before)
+    assert {(tmp_path / name).stat().st_mode & 0o777 for name in ("site.yaml", "dagster.yaml")} == {0o600}
+
+
 def test_the_demo_has_the_same_dagster_home() -> None:
     assert INSTANCE_TEXT.read_text() == (REPOSITORY / "dagster_home" / "dagster.yaml").read_text()
 

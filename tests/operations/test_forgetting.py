@@ -285,6 +285,15 @@ def test_a_place_that_cannot_be_searched_is_overdue(small: SmallSite) -> None:
         assert found[name].found[0].startswith("it cannot be searched: ")
 
 
+def test_the_lock_of_all_days_is_no_day(small: SmallSite) -> None:
+    """Ingestion of a log without dates locks the folder of all days."""
+    forget(small.site, USER)
+    with exclusive(small.site.directory / "raw_actions", "raw_actions"):
+        pass
+    found = by_name(remains(small.site))
+    assert (found["raw_actions"].state, found["quarantine"].state) == ("gone", "gone")
+
+
 def test_an_export_that_was_moved_is_named(small: SmallSite, tmp_path: Path) -> None:
     (tmp_path / "exported").rename(tmp_path / "elsewhere")
     forget(small.site, USER)
