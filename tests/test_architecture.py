@@ -41,7 +41,7 @@ KNOWS_NO_SITE = ("model", "metrics")
 
 OUTSIDE = {
     "pf_core": set(
-        "annotated_types botocore duckdb hnswlib lance lmdb numpy pyarrow pydantic pydantic_core".split()
+        "annotated_types botocore duckdb hnswlib lance lmdb numpy pandas pyarrow pydantic pydantic_core".split()
         + "pyspark redis safetensors scipy sklearn torch upath yaml".split()
     ),
     "pf_core/world": {"numpy", "pyarrow"},
