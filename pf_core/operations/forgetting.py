@@ -26,7 +26,7 @@ from pf_core.logs.log_day import open_log_day
 from pf_core.logs.partition import ingested_days
 from pf_core.logs.purge import purge_days
 from pf_core.logs.settings import IngestSettings
-from pf_core.pins.counts import day_counts, forget_counts
+from pf_core.pins.counts import counted_days, counts_forgotten, day_counts, forget_counts
 from pf_core.progress import Progress
 from pf_core.serving.export import forget_in_exports
 from pf_core.serving.releases import list_releases
@@ -77,13 +77,16 @@ def delete_users(site: Site, user_ids: pa.Array, *, artifacts: Sequence[Path], p
 def _purge_logs(site: Site, user_ids: pa.Array, progress: Progress) -> None:
     num_actions = num_rejects = num_redacted = num_days = 0
     for day in purge_days(IngestSettings.of(site), ingested_days(site), user_ids):
-        if site.answers is not None:  # who may be learned from is not known while days are to be ingested again
-            forget_counts(site, day.ds)
-        elif (site.directory / "pin_counts" / f"{day.ds}.arrow").exists():
-            day_counts(site, open_log_day(site, day.ds))
         num_days += 1
         num_actions, num_rejects = num_actions + day.actions, num_rejects + day.rejects
         num_redacted += day.redacted
+    for ds in counted_days(site):  # also of days that a request purged which was killed before it came here
+        if not counts_forgotten(site, ds):
+            continue
+        if site.answers is not None:  # who may be learned from is not known while days are to be ingested again
+            forget_counts(site, ds)
+        else:
+            day_counts(site, open_log_day(site, ds))
     unknown = f"; {num_redacted:,} others lost their content, because nobody can tell whose they are"
     progress(
         f"raw_actions: {num_actions:,} actions and {num_rejects:,} rejected rows deleted on {num_days:,} days"

@@ -33,6 +33,7 @@ from pf_core.operations.search import (
     unnamed_files,
     versions_with,
 )
+from pf_core.pins.counts import counted_days, counts_forgotten
 from pf_core.schemas import id_arrow_type
 from pf_core.serving.export import files_of_export, partial_exports, recorded_exports
 from pf_core.serving.releases import DESCRIPTION, opened_store, release_root
@@ -195,12 +196,10 @@ def _tmp_folders(site: Site) -> list[Path]:
 
 
 def _pin_counts(site: Site) -> Iterator[Place]:
-    folder, days, found = site.directory / "pin_counts", ingested_days(site), []
-    counted = [ds for ds in days if (folder / f"{ds}.json").exists()]
-    for ds in counted:
-        deleted = require_manifest(site, ds).get("users_deleted", 0)
-        if read_json(folder / f"{ds}.json")["settings"].get("users_deleted", 0) != deleted:
-            found.append(f"{ds}: numbers that count forgotten users, without their ids")
+    counted = counted_days(site)
+    found = [
+        f"{ds}: numbers that count forgotten users, without their ids" for ds in counted if counts_forgotten(site, ds)
+    ]
     until = "the day is counted again, when its numbers are needed"
     yield _place("pin_counts", _number(counted, "day"), found, until=until)
 

@@ -34,13 +34,14 @@ from pf_core.hashing import digest_of
 from pf_core.layouts import LAYOUTS, is_current
 from pf_core.logs.deletion_list import read_deletion_list
 from pf_core.logs.log_day import LogDay, open_log_day
+from pf_core.logs.partition import ingested_days, require_manifest
 from pf_core.logs.positives import positive_mask
 from pf_core.logs.routing import day_number
 from pf_core.logs.training_users import Selection, TrainingUsers, read_training_users
 from pf_core.schemas import id_arrow_type
 from pf_core.storage.arrays import read_arrow
 from pf_core.storage.cache import fetched
-from pf_core.storage.files import find_json, read_parquet, write_file, write_json
+from pf_core.storage.files import find_json, read_json, read_parquet, write_file, write_json
 
 WINDOWS_DAYS = COUNT_WINDOWS_DAYS
 
@@ -224,6 +225,17 @@ def _read_day(path: Path, label: CountLabel) -> pa.Table | None:
         return None
     found = (counts.schema.metadata or {}).get(LABEL.encode())
     return counts if found is not None and json.loads(found) == label else None
+
+
+def counted_days(site: Site) -> list[str]:
+    """Return the ingested days that are counted."""
+    return [ds for ds in ingested_days(site) if (site.directory / "pin_counts" / f"{ds}.json").exists()]
+
+
+def counts_forgotten(site: Site, ds: str) -> bool:
+    """Whether the counts of a day are with users whose rows were deleted from it since."""
+    counted: DayManifest = read_json(site.directory / "pin_counts" / f"{ds}.json")
+    return counted["settings"].get("users_deleted", 0) != require_manifest(site, ds).get("users_deleted", 0)
 
 
 def forget_counts(site: Site, ds: str) -> None:

@@ -15,9 +15,13 @@ from pf_core.days import ds_range, shift_ds
 from pf_core.engine.daily_state import DailyState
 from pf_core.errors import PipelineError
 from pf_core.logs.deletion_list import add_to_deletion_list, read_deletion_list
+from pf_core.logs.log_day import open_log_day
+from pf_core.logs.purge import purge_days
+from pf_core.logs.settings import IngestSettings
 from pf_core.operations.forgetting import delete_users
 from pf_core.operations.remains import Place, find_remains
 from pf_core.operations.search import bucket_number
+from pf_core.pins.counts import day_counts
 from pf_core.serving import export
 from pf_core.serving.export import export_embeddings
 from pf_core.storage.locks import holding
@@ -53,6 +57,19 @@ def place(small: SmallSite, name: str) -> Place:
     found = find_remains(small.site, USER, artifacts=[], models=[])
     [one] = [place for place in found.places if place.name == name]
     return one
+
+
+def test_counts_are_without_users_whose_rows_a_killed_request_deleted(small: SmallSite) -> None:
+    """It was killed after it had deleted the rows of the day, and before it had counted the day again."""
+    [before] = day_counts(small.site, open_log_day(small.site, DAYS[0]))["user_days"].to_pylist()
+    add_to_deletion_list(small.site, [USER])
+    [first, *_] = purge_days(IngestSettings.of(small.site), DAYS[:1], read_deletion_list(small.site))
+    assert first.ds == DAYS[0]
+    assert place(small, "pin_counts").found == (f"{DAYS[0]}: numbers that count forgotten users, without their ids",)
+    forget(small, USER)
+    assert place(small, "pin_counts").found == ()
+    counts = day_counts(small.site, open_log_day(small.site, DAYS[0]))
+    assert counts["user_days"].to_pylist() == [before - 1]
 
 
 # Runs that began before the request
