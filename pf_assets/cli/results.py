@@ -9,7 +9,7 @@ from pf_core.embeddings.tables import embedding_state, pin_embedding_state, snap
 from pf_core.evaluation.verdict import judge_baselines
 from pf_core.logs.partition import read_manifest
 from pf_core.pins.features import pin_state
-from pf_core.serving.index import index_manifest
+from pf_core.serving.index import describe_search, index_manifest
 from pf_core.serving.releases import list_releases
 from pf_core.storage.builds import MANIFEST
 from pf_core.storage.files import read_json
@@ -115,7 +115,7 @@ def _pin_index(site: Site, ds: str) -> str:
     manifest = index_manifest(site, ds)
     if manifest is None:
         return ""
-    return f"finds {manifest['recall_at_10']:.1%} of what exact search finds, at ef {manifest['ef']}"
+    return f"finds {manifest['recall_at_10']:.1%} of what exact search finds, {describe_search(manifest)}"
 
 
 def _release(site: Site, ds: str) -> str:

@@ -7,7 +7,7 @@ import dagster as dg
 
 from pf_assets.metadata.pages import Metadata, table
 from pf_core.config.site import Site
-from pf_core.serving.index import index_dir
+from pf_core.serving.index import IndexManifest, describe_search, index_dir
 from pf_core.serving.releases import release_root
 
 
@@ -24,12 +24,12 @@ def describe_pin_embeddings(manifest: Mapping[str, Any], model_url: str) -> Meta
     }
 
 
-def describe_index(site: Site, manifest: Mapping[str, Any]) -> Metadata:
+def describe_index(site: Site, manifest: IndexManifest) -> Metadata:
     """The index's recall against exact search, and the parameters that it was built with."""
     return {
         "pins": manifest["counts"]["pins"],
         "recall_at_10": manifest["recall_at_10"],
-        "ef": manifest["ef"],
+        "search": describe_search(manifest),
         "judged_users": manifest["judged_users"],
         "ef_tried": table(manifest["ef_tried"]),
         "parameters": dg.MetadataValue.json(

@@ -24,9 +24,12 @@ class IndexConfig(Strict):
     """Number of graphs that the pins are divided into by hash of the pin id, so that each fits into one worker's
     memory."""
     target_recall: float = Field(default=0.95, gt=0, le=1)
-    """Share of the 10 nearest pins by exact search that the index must find; below it, nothing is released."""
+    """Share of the 10 nearest pins by exact search that the index must find."""
     max_ef: int = Field(default=2048, ge=10)
     """Largest number of candidates of a search (hnswlib's ef) that tuning tries."""
+    max_exact_pins: int = Field(default=1_000_000, ge=0)
+    """Largest number of pins at which every search scores all of them, where the graph does not reach `target_recall`:
+    of many pins with nearly the same vector it finds only some. With more pins, nothing is released then."""
     sample_users: int = Field(default=1000, ge=1)
     """Number of users of the snapshot whose searches measure the recall of the index."""
     retention_days: int = Field(default=3, ge=1)

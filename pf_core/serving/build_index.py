@@ -1,10 +1,11 @@
 """Builds a day's pin_index: links the pins, and judges the index before it is published.
 
 The search width `ef` is measured, not configured: it is the smallest of a ladder at which users of the day's snapshot
-get what exact search gives them, up to the target. The files on disk are judged, not what is in memory. Graph files do
-not store ef; `index.json` does. A graph depends on the pins and on the linking parameters: days that share both share
-its files by hard links, and only the judgement is repeated. Memory holds as many shards as the engine has workers, and
-one shard while the index is judged.
+get what exact search gives them, up to the target. A graph of many pins with nearly the same vectors may not reach it:
+then every search scores all pins, which is as fast for some ten thousands of them. The files on disk are judged, not
+what is in memory. Graph files do not store ef; `index.json` does. A graph depends on the pins and on the linking
+parameters: days that share both share its files by hard links, and only the judgement is repeated. Memory holds as many
+shards as the engine has workers, and one shard while the index is judged.
 
 The pins and the users are opened once, by version, and held: another run may publish the day again meanwhile. The
 manifest says which models the linked rows themselves are of (`vectors_of`), which the release verifies.
@@ -48,7 +49,6 @@ from pf_core.serving.index import (
     index_root,
     load_shard,
     merge_hits,
-    search_shard,
     shard_path,
     used_shards,
 )
@@ -288,20 +288,22 @@ def _find_ef(
     k = min(JUDGED_AT, linked["counts"]["pins"])
     least_U1 = nearest_scores(pins, users_UD, k)[:, -1:]
     tried: list[TriedEf] = []
-    for ef in _ladder(config.max_ef):
+    for ef in _ladder(config.max_ef, linked["counts"]["pins"], config.max_exact_pins):
         timed = [_search_from_disk(build, linked, number, ef, users_UD, k) for number in shards]
         score_UK = merge_hits([hits for hits, _ in timed], k)[1]
         recall = float((score_UK >= least_U1 - ROUNDING).mean())  # by score, so that equal pins are interchangeable
         queries_per_s = len(users_UD) / sum(seconds for _, seconds in timed)
         tried.append({"ef": ef, "recall_at_10": recall, "queries_per_s": queries_per_s})
-        progress(f"pin_index {ds}: ef {ef} finds {recall:.4f} of what exact search finds for {len(users_UD):,} users")
+        how = "scoring all pins" if ef > config.max_ef else f"ef {ef}"
+        progress(f"pin_index {ds}: {how} finds {recall:.4f} of what exact search finds for {len(users_UD):,} users")
         if recall >= config.target_recall:
             return {"ef": ef, "recall_at_10": recall, "judged_users": len(users_UD), "ef_tried": tried}
     raise PipelineError(
         f"pin_index {ds}: even ef {config.max_ef} finds {recall:.4f} of what exact search finds, less than "
         f"target_recall {config.target_recall}; nothing was published",
-        f"raise max_ef, or for a better graph links (now {config.links}) and ef_construction (now "
-        f"{config.ef_construction}), under serving.index in the site file",
+        f"raise max_exact_pins to {linked['counts']['pins']}, which scores all pins in every search, or max_ef, or for "
+        f"a better graph links (now {config.links}) and ef_construction (now {config.ef_construction}), under "
+        "serving.index in the site file",
     )
 
 
@@ -309,12 +311,13 @@ def _search_from_disk(
     build: Path, linked: GraphManifest, number: int, ef: int, users_UD: np.ndarray, k: int
 ) -> tuple[Hits, float]:
     """Search one shard, which is loaded for it; returns the hits and the seconds of the search alone."""
-    graph = load_shard(build, linked, number, ef=ef)
+    shard = load_shard(build, linked, number, ef=ef)
     started = time.perf_counter()
-    return search_shard(graph, users_UD, k), time.perf_counter() - started
+    return shard.search(users_UD, k), time.perf_counter() - started
 
 
-def _ladder(max_ef: int) -> list[int]:
-    """Return 10, 16, 24, 32, 48, 64, 96, … and max_ef."""
+def _ladder(max_ef: int, num_pins: int, max_exact_pins: int) -> list[int]:
+    """Return 10, 16, 24, 32, 48, 64, 96, …, max_ef, and the number of all pins if they may all be scored."""
     steps = [step for power in range(4, max_ef.bit_length()) for step in (2**power, 3 * 2 ** (power - 1))]
-    return [step for step in (JUDGED_AT, *steps) if step < max_ef] + [max_ef]
+    everything = [num_pins] if max_ef < num_pins <= max_exact_pins else []
+    return [step for step in (JUDGED_AT, *steps) if step < max_ef] + [max_ef, *everything]

@@ -7,7 +7,7 @@ from pf_core.check_result import CheckResult
 from pf_core.config.site import Site
 from pf_core.embeddings.tables import pin_embedding_state, snapshot_state
 from pf_core.hashing import digest_of
-from pf_core.serving.index import require_index
+from pf_core.serving.index import describe_search, require_index
 from pf_core.serving.releases import opened_store, read_published, read_release, release_root
 
 
@@ -20,8 +20,8 @@ def judge_index(site: Site, ds: str) -> CheckResult:
     if manifest["digest"] != digest_of(manifest["inputs"]):
         return CheckResult(ds, False, "the manifest's digest is not that of its inputs")
     reason = (
-        f"recall@10 against exact search is {recall:.4f} for {manifest['judged_users']:,} users at ef "
-        f"{manifest['ef']}, at least {target:g} is required"
+        f"recall@10 against exact search is {recall:.4f} for {manifest['judged_users']:,} users "
+        f"{describe_search(manifest)}, at least {target:g} is required"
     )
     return CheckResult(ds, recall >= target, reason)
 

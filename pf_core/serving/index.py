@@ -10,6 +10,7 @@ import bisect
 import contextlib
 import threading
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -34,8 +35,8 @@ PINS = "pins.arrow"
 SPACE = "ip"
 """hnswlib's name for the inner product."""
 
-SCORED_ROWS = 1024
-"""Number of pins that are scored at a time where all of them are scored without the graph."""
+SCORES_AT_ONCE = 1 << 24
+"""Number of scores in memory at a time where all pins are scored without the graph."""
 
 Hits = tuple[np.ndarray, np.ndarray]
 """label_BK (int64) and score_BK (float32), best first."""
@@ -90,7 +91,8 @@ class IndexQuality(TypedDict):
     """What was measured when the index was judged."""
 
     ef: int
-    """Number of candidates that a search keeps; the smallest one tried that reaches the target."""
+    """Number of candidates that a search keeps; the smallest one tried that reaches the target. The number of all pins,
+    if none does: then every search scores all of them."""
     recall_at_10: float
     judged_users: int
     """Number of users whose results were compared with exact search."""
@@ -101,6 +103,19 @@ class IndexManifest(GraphManifest, IndexQuality):
     """Content of `index.json` and of the partition's manifest."""
 
     seconds: float
+
+
+def scores_all(manifest: IndexManifest) -> bool:
+    """Return whether every search scores all pins, because the graph does not find enough."""
+    return bool(manifest["ef"] > manifest["inputs"]["parameters"]["max_ef"])
+
+
+def describe_search(manifest: IndexManifest) -> str:
+    """Return how the pins are found, as the end of a sentence."""
+    if not scores_all(manifest):
+        return f"at ef {manifest['ef']}"
+    before = manifest["ef_tried"][-2]
+    return f"by scoring all pins (the graph finds {before['recall_at_10']:.1%} at ef {before['ef']})"
 
 
 # Searching
@@ -115,7 +130,7 @@ class PinIndex:
         self.pin_ids: pa.ChunkedArray = pins["pin_id"]
         self.interests: pa.ChunkedArray = pins["interest"]
         self._ids: pa.Array | None = None
-        self._shards: dict[int, Any] = {}
+        self._shards: dict[int, Shard] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -141,7 +156,7 @@ class PinIndex:
         if vectors_BD.ndim != 2 or vectors_BD.shape[1] != dim:
             raise ValueError(f"vectors of shape {vectors_BD.shape}: the index has rows of {dim}")
         shards = used_shards(self.description["pins_of_shard"])
-        return merge_hits([search_shard(self._shard(number), vectors_BD, k) for number in shards], k)
+        return merge_hits([self._shard(number).search(vectors_BD, k) for number in shards], k)
 
     def vectors(self, labels: np.ndarray) -> np.ndarray:
         """Return the embeddings of the pins with these labels, float32."""
@@ -151,7 +166,7 @@ class PinIndex:
         vectors = np.empty((len(labels), self.description["embedding_dim"]), np.float32)
         for number in np.unique(shard_N):
             rows = np.flatnonzero(shard_N == number)
-            vectors[rows] = self._shard(int(number)).get_items(labels[rows])
+            vectors[rows] = self._shard(int(number)).graph.get_items(labels[rows])
         return vectors
 
     def row_of(self, pin_id: int | str) -> int | None:
@@ -186,7 +201,7 @@ class PinIndex:
                 self._ids = combined(self.pin_ids if is_integer else self.pin_ids.cast(pa.large_string()))
             return self._ids
 
-    def _shard(self, number: int) -> Any:
+    def _shard(self, number: int) -> "Shard":
         with self._lock:
             if number not in self._shards:
                 self._shards[number] = load_shard(self.folder, self.description, number, ef=self.description["ef"])
@@ -204,13 +219,39 @@ def _lower_bounds(ids: pa.Array, wanted: pa.Array) -> np.ndarray:
     return low_N
 
 
-def search_shard(graph: Any, vectors_BD: np.ndarray, k: int) -> Hits:
-    """Search one graph. If a search would visit nearly all of its pins, score all of them instead."""
-    if graph.get_current_count() > max(graph.ef, k):
-        with contextlib.suppress(RuntimeError):  # hnswlib's only sign that fewer than k pins can be reached
-            label_BK, distance_BK = graph.knn_query(vectors_BD, k=k)
-            return label_BK.astype(np.int64), 1 - distance_BK
-    return _score_all(graph, vectors_BD, k)
+class Shard:
+    """The graph of a shard in memory. If a search would visit nearly all of its pins, all of them are scored instead,
+    which takes their vectors in memory once more."""
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+
+    def search(self, vectors_BD: np.ndarray, k: int) -> Hits:
+        if self.graph.get_current_count() > max(self.graph.ef, k):
+            with contextlib.suppress(RuntimeError):  # hnswlib's only sign that fewer than k pins can be reached
+                label_BK, distance_BK = self.graph.knn_query(vectors_BD, k=k)
+                return label_BK.astype(np.int64), 1 - distance_BK
+        return self._score_all(vectors_BD, k)
+
+    def _score_all(self, vectors_BD: np.ndarray, k: int) -> Hits:
+        label_N, vector_ND = self._everything
+        k = min(k, len(label_N))
+        label_BK = np.empty((len(vectors_BD), k), np.int64)
+        score_BK = np.empty((len(vectors_BD), k), np.float32)
+        step = max(1, SCORES_AT_ONCE // len(label_N))
+        for start in range(0, len(vectors_BD), step):
+            for row, score_N in enumerate(vectors_BD[start : start + step] @ vector_ND.T, start):
+                least = np.partition(score_N, len(score_N) - k)[len(score_N) - k]
+                best = np.flatnonzero(score_N >= least)  # all that tie with the last one
+                best = best[np.lexsort((best, -score_N[best]))[:k]]
+                label_BK[row], score_BK[row] = label_N[best], score_N[best]
+        return label_BK, score_BK
+
+    @cached_property
+    def _everything(self) -> tuple[np.ndarray, np.ndarray]:
+        """The labels, ascending, and their vectors."""
+        label_N = np.sort(np.array(self.graph.get_ids_list(), np.int64))
+        return label_N, np.asarray(self.graph.get_items(label_N), np.float32)
 
 
 def merge_hits(parts: Sequence[Hits], k: int) -> Hits:
@@ -218,16 +259,6 @@ def merge_hits(parts: Sequence[Hits], k: int) -> Hits:
     label, score = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
     order = np.lexsort((label, -score))[:, :k]
     return np.take_along_axis(label, order, 1), np.take_along_axis(score, order, 1)
-
-
-def _score_all(graph: Any, vectors_BD: np.ndarray, k: int) -> Hits:
-    labels = np.array(graph.get_ids_list(), np.int64)
-    best = np.empty((len(vectors_BD), 0), np.int64), np.empty((len(vectors_BD), 0), np.float32)
-    for start in range(0, len(labels), SCORED_ROWS):
-        label_C = labels[start : start + SCORED_ROWS]
-        score_BC = vectors_BD @ graph.get_items(label_C).T
-        best = merge_hits([best, (np.broadcast_to(label_C, score_BC.shape), score_BC)], k)
-    return best
 
 
 def used_shards(pins_of_shard: Sequence[int]) -> list[int]:
@@ -239,7 +270,7 @@ def shard_path(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}.hnsw"
 
 
-def load_shard(folder: Path, description: GraphManifest, number: int, *, ef: int) -> Any:
+def load_shard(folder: Path, description: GraphManifest, number: int, *, ef: int) -> Shard:
     path = shard_path(folder, number)
     graph = hnswlib.Index(space=SPACE, dim=description["embedding_dim"])
     try:
@@ -254,7 +285,7 @@ def load_shard(folder: Path, description: GraphManifest, number: int, *, ef: int
             f"{path} has {graph.get_current_count():,} pins, but {DESCRIPTION} has {expected:,}", "re-run pin_index"
         )
     graph.set_ef(ef)
-    return graph
+    return Shard(graph)
 
 
 # Partitions
