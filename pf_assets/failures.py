@@ -7,8 +7,8 @@ import dagster as dg
 
 from pf_core.storage.disk import REMEDIES, problem_in
 
-OURS = re.compile(r"pf_core(\.\w+)+Error: ")
-"""How Dagster begins the message of a PipelineError, or of a class of it."""
+OURS = re.compile(r"(pf_core(\.\w+)+Error|dagster(\.\w+)+\.Failure): ")
+"""How Dagster begins the message of what we raise: a PipelineError, a class of it, or dg.Failure."""
 
 
 def reason_of(event: dg.DagsterEvent) -> str:

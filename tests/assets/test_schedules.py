@@ -29,6 +29,16 @@ def test_the_remedy_of_an_error_is_part_of_the_advice() -> None:
     )
 
 
+def test_a_failure_is_told_without_the_name_of_its_class() -> None:
+    @dg.asset
+    def pinnerformer_model() -> None:
+        raise dg.Failure("not a single pair; add days", allow_retries=False)
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = dg.materialize([pinnerformer_model], instance=instance, raise_on_error=False)
+    assert sentence_of(result.all_events) == "pinnerformer_model failed: not a single pair; add days"
+
+
 def test_an_error_of_ours_is_told_and_not_what_caused_it() -> None:
     @dg.asset
     def raw_actions() -> None:
