@@ -1,9 +1,11 @@
 """`pf`: the list of its commands. Each command is a function in the module that the list names."""
 
+import os
 import sys
+from pathlib import Path
 
 from pf_assets.cli.lazy import LazyCommand, lazy_app
-from pf_assets.cli.output import CarriesLines, show_error
+from pf_assets.cli.output import CarriesLines, show, show_error
 from pf_core.errors import PipelineError
 
 COMMANDS = {
@@ -106,10 +108,19 @@ def main() -> None:
     sys.exit(_exit_code())
 
 
+def _note_other_site(chosen: Path) -> None:
+    """Say that ./site.yaml is not the site that is worked on, where PF_SITE names another one."""
+    own = Path("site.yaml")
+    if own.is_file() and chosen.is_file() and not own.samefile(chosen):
+        show(f"note: PF_SITE is {chosen}; ./{own} is another site, and is read only if you name it", err=True)
+
+
 def _exit_code() -> int | str | None:
     """Run the command. An error is gone when this returns, and with it what it refers to: DuckDB's library complains at
     the end of the process about what is left."""
     try:
+        if os.environ.get("PF_SITE"):
+            _note_other_site(Path(os.environ["PF_SITE"]))
         app()
     except SystemExit as ended:
         return ended.code

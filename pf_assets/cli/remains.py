@@ -13,6 +13,7 @@ from pf_assets.tracking.tracking import Tracking
 from pf_core.config.site import Site
 from pf_core.operations.remains import Place, Remains, TrainedModel, find_remains
 from pf_core.printable import printable
+from pf_core.serving.releases import read_published, read_release, release_root
 
 MAX_ID_CHARS = 100
 
@@ -46,12 +47,13 @@ def _registered_models(site: Site) -> list[TrainedModel]:
     tracking = Tracking(site)
     if not tracking.exists:
         return []
-    served = tracking.served()
+    served, current = tracking.served(), read_published(site).current
+    released = None if current is None else read_release(release_root(site) / current)["model_version"]
     return [
         TrainedModel(
             name=f"{tracking.name} version {model.version} ({model.served_version})",
             data_read_at=tracking.data_read_at(model),
-            serves=model == served,
+            serves=model == served or model.served_version == released,
         )
         for model in tracking.versions()
     ]

@@ -14,9 +14,11 @@ from pf_assets.cli.pipeline import missing_runs, newest_day, planned_assets, sta
 from pf_assets.cli.results import result_of
 from pf_assets.cli.runs import materialize
 from pf_assets.cli.stages import StagesView
+from pf_assets.cli.status import pending_model
 from pf_assets.cli.summary import show_summary, summary_json
 from pf_assets.cli.time_left import expected_seconds, seconds_left, size_of
 from pf_assets.settings import dagster_home, own_site_path, site_path
+from pf_assets.tracking.tracking import Tracking
 from pf_core.config.site import Site, load_site
 
 
@@ -59,6 +61,8 @@ def run_missing(
     planned = planned_assets(site, ds)
     if not planned:
         show(f"{ds} is released, and nothing is missing", err=to_stderr)
+        if pending := pending_model(site, Tracking(site)):
+            show(pending, err=to_stderr)
         return
     names = stage_names(site)
     expected = expected_seconds(size_of(site, ds))

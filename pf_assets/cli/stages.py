@@ -25,8 +25,8 @@ from pf_core.printable import printable
 from pf_core.storage.disk import disk_errors
 from pf_core.storage.privacy import private
 
-LOGS = "logs"
-"""Folder of a Dagster home with the log files."""
+LOGS = "pf_logs"
+"""Folder of a Dagster home with the log files. Dagster has a folder `logs` there, and empties it."""
 
 KEPT_LOGS = 30
 

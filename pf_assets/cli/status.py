@@ -15,8 +15,12 @@ from pf_core.days import day_ranges, days_text
 from pf_core.errors import materialize_command
 from pf_core.evaluation.verdict import judge_baselines
 from pf_core.operations.status import AssetStatus, asset_statuses
+from pf_core.serving.releases import read_published, read_release, release_root
 
 MAX_REASONS = 3
+
+EMBEDDING_ASSETS = ("user_embeddings", "user_embedding_snapshot", "pin_embeddings", "pin_index", "release")
+"""What makes a release of a model, for a day whose timelines and pins are there."""
 
 
 def status(
@@ -29,15 +33,33 @@ def status(
     if as_json:
         is_good = _show_json(site, rows, tracking, models)
     else:
+        show(f"{site.name}, in {site.directory}", bold=True)
         for row in rows:
             _show_asset(row)
         for alias, model in models.items():
             refit = None if model is None else tracking.refit_of(model)
             serves = "" if refit is None else f", refitted as {refit.served_version} until {refit.tags['cut_ds']}"
             show(f"{alias:<{NAME_CHARS}} {'none yet' if model is None else model.served_version}{serves}")
+        if pending := pending_model(site, tracking):
+            show(f"{'':<{NAME_CHARS}} {pending}", fg="yellow")
         is_good = _show_verdict(site, models["candidate"])
     if not is_good:
         raise typer.Exit(1)
+
+
+def pending_model(site: Site, tracking: Tracking) -> str | None:
+    """Return that the current release has another model than new days will have, and what changes it; None if not."""
+    served, current = tracking.served(), read_published(site).current
+    if served is None or current is None:
+        return None
+    manifest = read_release(release_root(site) / current)
+    if manifest["model_version"] == served.served_version:
+        return None
+    command = materialize_command(",".join(EMBEDDING_ASSETS), manifest["ds"])
+    return (
+        f"release {current} is of model {manifest['model_version']}; {served.served_version} embeds everybody on the "
+        f"next new day, or now with: {command}"
+    )
 
 
 def _show_asset(row: AssetStatus) -> None:
@@ -95,6 +117,7 @@ def _show_json(
                 for row in rows
             },
             **{alias: _model_json(tracking, model) for alias, model in models.items()},
+            "pending_model": pending_model(site, tracking),
             "evaluation": None if manifest is None else evaluation_json(manifest),
         }
     )

@@ -84,7 +84,10 @@ def parse_user_id(text: str, id_type: IdType) -> int | str:
 def list_path(site: Site) -> Path:
     """Path of the site's deletion list; a site without one is an error."""
     if site.deletion_list is None:
-        raise PipelineError("the site file names no deletion_list", "add `deletion_list: forget.jsonl` to it")
+        raise PipelineError(
+            "the site file names no deletion_list",
+            "add `deletion_list: forget.jsonl` to it, and make the file beside it: touch forget.jsonl",
+        )
     path = path_of(site.deletion_list)
     with reaching(path):
         if not path.is_file():

@@ -281,5 +281,6 @@ class Serving:
 
     def _no_release(self) -> PipelineError:
         return PipelineError(
-            f"site {self._site.name} has no release yet", f"publish one with: {materialize_command('release', 'DAY')}"
+            f"site {self._site.name} has no release yet",
+            f"build everything until one with: pf run; or publish one with: {materialize_command('release', 'DAY')}",
         )

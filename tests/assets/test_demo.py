@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pf_assets.cli.main import app
+from pf_assets.cli.stages import LOGS
 from pf_core.embeddings.tables import snapshot_state
 from pf_core.logs.partition import ingested_days
 from pf_core.serving.client import Serving
@@ -47,7 +48,7 @@ def test_the_demo_runs_the_whole_graph_once(
     assert ", 4 steps\n" in result.output
     assert len(re.findall(r"^logs +\d+ s  18 days written$", result.output, re.MULTILINE)) == 1
     assert "rows (" not in result.output, "a line for each day is in the log file"
-    assert "(18 of 18 days)" in next((tmp_path / "logs").glob("pf-*.log")).read_text()
+    assert any("(18 of 18 days)" in log.read_text() for log in (tmp_path / LOGS).glob("pf-*.log"))
     assert f"trained until {LAST} instead of {WORLD.dates[-3]}" in result.output
     comparison = result.output.split("\nHow good is it?\n")[1].split("\nOne user\n")[0]
     assert re.search(r"all positives +new pins only\n", comparison), comparison

@@ -148,3 +148,14 @@ def test_days_are_printed_as_ranges() -> None:
     ]
     assert days_text(days, max_ranges=1) == "2026-01-30 to 2026-02-02, and 2 more ranges"
     assert days_text([]) == ""
+
+
+def test_another_site_in_the_folder_is_told(home: Path, tmp_path: Path) -> None:
+    """PF_SITE wins over ./site.yaml, also where somebody has forgotten it."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "site.yaml").write_text((home / "site.yaml").read_text().replace("shop", "other"))
+    told = "site.yaml; ./site.yaml is another site, and is read only if you name it\n"
+    assert told in pf("releases", folder=other, PF_SITE=str(home / "site.yaml")).stderr
+    assert told not in pf("releases", folder=home, PF_SITE=str(home / "site.yaml")).stderr
+    assert told not in pf("releases", folder=other).stderr

@@ -97,7 +97,9 @@ def test_when_one_server_ends_the_other_is_stopped(
     monkeypatch.setattr(Tracking, "prepare", lambda tracking: None)
     error = error_of(monkeypatch, capsys, "--dagster-port", free_port(), "--mlflow-port", free_port())
     assert "error: Dagster's server ended with exit code 3, and pf dev has stopped the other one" in error
-    assert [server.returncode for *_, server in started] == [3, -signal.SIGINT]
+    (*_, dagster), (*_, mlflow) = started
+    assert dagster.returncode == 3
+    assert mlflow.returncode in (-signal.SIGINT, 1), "1 if it was interrupted while Python started"
     for _, options, _ in started:
         assert options["cwd"] == str(home), "not the repository, which an installed wheel does not have"
         assert options["env"]["PF_SITE"] == str(home / "site.yaml")

@@ -16,6 +16,7 @@ import yaml
 
 from pf_assets.cli.pipeline import stage_names
 from pf_assets.cli.run import show_next
+from pf_assets.cli.stages import LOGS
 from pf_core.config.site import load_site
 from pf_core.serving.client import Serving
 from pf_core.serving.releases import list_releases
@@ -77,7 +78,7 @@ def stopped(home: Path, send: int, when: Callable[[str], bool]) -> tuple[int, st
 
 
 def newest_log(home: Path, pid: int | str = "*") -> str:
-    logs = sorted((home / "logs").glob(f"pf-*-{pid}.log"))
+    logs = sorted((home / LOGS).glob(f"pf-*-{pid}.log"))
     return logs[-1].read_text() if logs else ""
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from pf_assets.cli.run_log import Amount, Said
 from pf_assets.cli.stage import SHOWN_LINES, Stage
 from pf_assets.cli.stage_rows import StageRows, figures, visible
-from pf_assets.cli.stages import KEPT_LOGS, StagesView
+from pf_assets.cli.stages import KEPT_LOGS, LOGS, StagesView
 
 RUN = "4f892d1a-32c4-4f82-acff-e06592772b2c"
 
@@ -167,16 +167,16 @@ def test_lines_go_to_standard_error_if_the_output_is_json(tmp_path: Path, capsys
 
 
 def test_only_the_newest_logs_are_kept(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
+    (tmp_path / LOGS).mkdir()
     for number in range(KEPT_LOGS + 5):
-        (tmp_path / "logs" / f"pf-20200101-0000{number:02}-1.log").touch()
-    (tmp_path / "logs" / "mine.log").touch()
+        (tmp_path / LOGS / f"pf-20200101-0000{number:02}-1.log").touch()
+    (tmp_path / LOGS / "mine.log").touch()
     with StagesView(["raw_actions"], home=tmp_path) as view:
         pass
-    kept = sorted(path.name for path in (tmp_path / "logs").glob("pf-*"))
+    kept = sorted(path.name for path in (tmp_path / LOGS).glob("pf-*"))
     assert len(kept) == KEPT_LOGS
     assert kept[-1] == view.log.name
-    assert (tmp_path / "logs" / "mine.log").exists()
+    assert (tmp_path / LOGS / "mine.log").exists()
 
 
 # On a terminal

@@ -6,6 +6,11 @@ import pytest
 from typer.testing import CliRunner
 
 from pf_assets.cli.main import app
+from pf_assets.cli.status import pending_model
+from pf_assets.tracking.tracking import Tracking
+from pf_core.serving.releases import list_releases
+from tests.support.daily import DailySites, register_model
+from tests.support.shared import SharedSites
 
 SITE = """
 name: shop
@@ -35,5 +40,21 @@ def test_the_status_of_an_empty_site_writes_nothing(tmp_path: Path, monkeypatch:
     assert result.exit_code == 0, result.output
     assert sorted(tmp_path.rglob("*")) == before
     shown = result.output.splitlines()
+    assert shown[0].startswith("shop, in ")
     assert "release                  nothing yet" in shown
     assert shown[-2:] == ["champion                 none yet", "candidate                none yet"]
+
+
+def test_a_promoted_model_that_is_not_released_yet_is_told(shared_sites: SharedSites, tmp_path: Path) -> None:
+    site = DailySites(shared_sites, tmp_path).released(2)
+    tracking = Tracking(site)
+    assert pending_model(site, tracking) is None
+    [model] = {release["model_version"] for release in list_releases(site)}
+    new = register_model(site, seed=1)
+    tracking.promote(new.version, because="a test says so")
+    pending = pending_model(site, tracking)
+    assert pending is not None
+    assert pending.startswith(
+        f"release 2026-01-03.1 is of model {model}; {new.served_version} embeds everybody on the next "
+    )
+    assert pending.endswith("pin_index,release --partition 2026-01-03 -m pf_assets.definitions")

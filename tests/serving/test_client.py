@@ -186,7 +186,7 @@ def test_no_ids_give_no_rows(site: Site) -> None:
 
 
 def test_no_release_yet(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="no release yet; publish one with: dagster asset materialize"):
+    with pytest.raises(PipelineError, match="no release yet; build everything until one with: pf run; or publish one"):
         Serving(make_site(tmp_path)).release()
 
 
