@@ -49,7 +49,7 @@ def find_keys(columns: Mapping[str, Column], beside: Sequence[Group]) -> dict[st
     num_large = 0
     for group in beside[:MAX_TABLES] if asked else []:
         name = group.files[0].name
-        if words.says(group.files[0].stem, words.USER) and not words.says(group.files[0].stem, words.ITEM):
+        if _is_of_others(name):
             continue
         try:
             sampled = sample_of(group, SMALL_BYTES)
@@ -66,13 +66,13 @@ def find_keys(columns: Mapping[str, Column], beside: Sequence[Group]) -> dict[st
 
 
 def _could_refer(column: Column) -> bool:
-    is_other = words.says(column.name, words.USER | words.ROW) and not words.says(column.name, words.ITEM)
-    return column.num_distinct >= LEAST_FREQUENT and not (column.is_unique or column.has_fractions or is_other)
+    is_none = column.is_unique or column.has_fractions or _is_of_others(column.name)
+    return column.num_distinct >= LEAST_FREQUENT and not is_none
 
 
 def _shares(asked: Sequence[Column], table: Mapping[str, Column]) -> dict[str, tuple[float, str]]:
     """Return the share of each column's frequent values that a key of the table has, where there are any."""
-    keys = [key for key in table.values() if is_key(key) and key.num_distinct >= LEAST_FREQUENT and not _is_other(key)]
+    keys = [key for key in table.values() if is_key(key) and not _is_of_others(key.name)]
     found: dict[str, tuple[float, str]] = {}
     for column in asked:
         shares = [(_share_found(column, key.distinct), key.name) for key in keys if _is_telling(column, key)]
@@ -82,8 +82,9 @@ def _shares(asked: Sequence[Column], table: Mapping[str, Column]) -> dict[str, t
     return found
 
 
-def _is_other(key: Column) -> bool:
-    return words.says(key.name, words.USER | words.ROW) and not words.says(key.name, words.ITEM)
+def _is_of_others(name: str) -> bool:
+    """Whether the name of a column or file says users, orders or sessions."""
+    return words.says(name, words.USER | words.WEAK_USER | words.ROW) and not words.says(name, words.ITEM)
 
 
 def _share_found(column: Column, values: pa.Array) -> float:

@@ -157,12 +157,17 @@ def _choose_ids(
         ("user", int(user), user_score, int(pin), _user_name_score),
         ("pin", int(pin), pin_score, int(user), _pin_name_score),
     ):
+        free = [place for place, each in enumerate(candidates) if each.name not in chosen.values()]
+        is_taken = index not in free  # by another answer
+        index = max(free, key=lambda place: score[place]) if is_taken else index
         column = candidates[index]
         rest = np.delete(np.arange(len(candidates)), [index, other])
         margin = score[index] - score[rest].max() if len(rest) else math.inf
         is_keyed = what == "pin" and column.name in keyed
-        is_clear = is_keyed or known(column) >= NAMED
-        reason = f"; {keys[column.name]}" if is_keyed else "" if is_clear else "; its name does not say so"
+        is_clear = not is_taken and (is_keyed or known(column) >= NAMED)
+        reason = (
+            f"; {keys[column.name]}" if is_keyed else "" if known(column) >= NAMED else "; its name does not say so"
+        )
         evidence = (
             f"{column.num_distinct:,} {column.kind()} in {column.num_given:,} rows, such as {column.examples()}{reason}"
         )
@@ -171,7 +176,7 @@ def _choose_ids(
                 Question(
                     text=f"Which column is the {what}?",
                     evidence=evidence,
-                    options=[each.name for each in candidates if each.name not in chosen.values()],
+                    options=[candidates[place].name for place in free],
                     default=column.name,
                 )
             )
