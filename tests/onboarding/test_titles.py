@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pf_core.onboarding.actions import kind_of
 from tests.onboarding.test_many_logs import accepted
 from tests.support.foreign_logs import actions, write_lines
 
@@ -138,3 +139,24 @@ def test_a_table_of_artists_does_not_make_them_the_pins(tmp_path: Path) -> None:
     write_lines(tmp_path / "logs" / "artists.csv", ["artist;country", *(f"artist {each};SE" for each in range(90))])
     found, _, _ = accepted(tmp_path / "logs", tmp_path)
     assert found["pin_id"]["column"] == "track"
+
+
+def test_integers_with_negative_ones_are_no_ids(tmp_path: Path) -> None:
+    """`rest` has 400 values, 6 times as many as the pins, but -1 is one of them."""
+    lines = [f"{row.user};x{row.pin % 64};{row.at:%Y-%m-%dT%H:%M:%SZ};{row.number * 7 % 400 - 1}" for row in ROWS]
+    write_lines(tmp_path / "logs" / "log.csv", ["user;b;ts;rest", *lines])
+    found, _, _ = accepted(tmp_path / "logs", tmp_path)
+    assert found["pin_id"]["column"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("strong", "gekauft gemerkt in_den_Warenkorb comprado compra carrito acheté"),
+        ("use", "gehört gesehen geöffnet visto vista écouté vu"),
+        ("against", "übersprungen entfernt gelöscht eliminado supprimé aus_Warenkorb_entfernt"),
+        ("shown", "angezeigt"),
+    ],
+)
+def test_kinds_of_actions_in_other_languages(kind: str, values: str) -> None:
+    assert {value: kind_of(value) for value in values.split()} == dict.fromkeys(values.split(), kind)
