@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from pf_core.onboarding import words
 from pf_core.onboarding.columns import Column
 from pf_core.onboarding.folders import Group
+from pf_core.onboarding.keys import is_key
 from pf_core.onboarding.questions import Notes, percent
 from pf_core.onboarding.roles import Roles
 
@@ -18,8 +19,6 @@ LEAST_OVERLAP = 0.1
 CLEAR_OVERLAP = 0.9
 
 LEAST_INTERESTS, MOST_INTERESTS = 2, 5000
-
-UNIQUE = 0.98
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,9 +52,7 @@ def read_as_catalogue(group: Group, columns: dict[str, Column], roles: Roles) ->
         for column in columns.values()
         if column.name != roles.user.name
         and (column.name == roles.pin.name or not _is_of_others(column))
-        and column.num_given
-        and column.num_distinct >= UNIQUE * column.num_given
-        and column.missing_share < LEAST_OVERLAP
+        and is_key(column)
         and not _has_users(column, roles)
     ]
     best = max(found, key=lambda each: each[:2], default=None)

@@ -27,6 +27,7 @@ from pf_core.onboarding.columns import Column, describe
 from pf_core.onboarding.days import SiteDays, choose_days, quietest_hour, volumes_of
 from pf_core.onboarding.folders import Group, Pattern, dated_pattern, group_files, list_files, pattern_of
 from pf_core.onboarding.log import Log, Stranger, find_log
+from pf_core.onboarding.not_read import note_not_read
 from pf_core.onboarding.questions import Decide, Notes, Question, percent
 from pf_core.onboarding.roles import Roles
 from pf_core.onboarding.sampled import SAMPLE_BYTES, SMALL_BYTES, sample_of
@@ -83,8 +84,9 @@ def draft_site(paths: Sequence[Path], catalogue: Path | None, decide: Decide) ->
     catalogue_files = list_files([catalogue]) if catalogue is not None else []
     files = [file for file in list_files(paths) if file not in catalogue_files]
     groups, refused = group_files(files)
-    log, strangers = find_log(groups, refused, notes)
-    others = [stranger.group for stranger in strangers] if catalogue is None else [_only_group(catalogue_files)]
+    named = None if catalogue is None else _only_group(catalogue_files)
+    log, strangers = find_log(groups, refused, notes, named)
+    others = [stranger.group for stranger in strangers] if named is None else [named]
     choice = _find_catalogue(others, log.roles, notes, is_named=catalogue is not None)
     zone = _choose_zone(log, notes)
     time = log.roles.time
@@ -96,6 +98,7 @@ def draft_site(paths: Sequence[Path], catalogue: Path | None, decide: Decide) ->
     pattern = pattern_of(log.group, others)
     dated, options = _dated(log, pattern, us, days, notes)
     pins = None if choice is None else pattern_of(choice.group, [log.group])
+    note_not_read(log, mapping, notes)
     root = Path(os.path.commonpath([each.root for each in (pattern, pins) if each is not None]))
     pin_type = "int" if log.roles.pin.is_integer and (choice is None or choice.pin.is_integer) else "string"
     return Draft(

@@ -167,7 +167,10 @@ def _patterns(paths: Sequence[tuple[str, ...]]) -> Iterator[str]:
     names = [parts[-1] for parts in paths]
     deep = "**/" if any(len(parts) > 1 for parts in paths) else ""
     yield f"{deep}{_narrow(names)}"
-    yield f"{deep}*{glob.escape(_common_end(names))}"
+    end = glob.escape(_common_end(names))
+    yield f"{deep}*{end}"
+    if all(name[0] in "0123456789" for name in names):  # 2024-03-01.csv beside titles.csv
+        yield f"{deep}[0-9]*{end}"
 
 
 def _narrow(names: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from pf_core.errors import PipelineError
 from pf_core.onboarding.actions import find_action_type, find_rating
 from pf_core.onboarding.columns import Column, describe
 from pf_core.onboarding.folders import Group
+from pf_core.onboarding.keys import find_keys
 from pf_core.onboarding.questions import Notes, Question
 from pf_core.onboarding.roles import Roles, find_roles, likeness, missing_roles
 from pf_core.onboarding.sampled import SAMPLE_BYTES, SMALL_BYTES, Sampled, sample_of
@@ -41,8 +42,10 @@ class Stranger:
     reason: str
 
 
-def find_log(groups: Sequence[Group], refused: Sequence[PipelineError], notes: Notes) -> tuple[Log, list[Stranger]]:
-    """Return the log, and the other groups of files."""
+def find_log(
+    groups: Sequence[Group], refused: Sequence[PipelineError], notes: Notes, catalogue: Group | None = None
+) -> tuple[Log, list[Stranger]]:
+    """Return the log, and the other groups of files; a catalogue that was named is none of them."""
     if not groups:
         if len(refused) == 1:
             raise refused[0]
@@ -53,8 +56,10 @@ def find_log(groups: Sequence[Group], refused: Sequence[PipelineError], notes: N
     group, strangers = _choose_group(groups, notes) if len(groups) > 1 else (groups[0], [])
     sampled = sample_of(group, SAMPLE_BYTES)
     columns = describe(sampled.table)
+    beside = [stranger.group for stranger in strangers] if catalogue is None else [catalogue]
+    keys = find_keys(columns, beside)
     try:
-        roles = find_roles(columns, notes)
+        roles = find_roles(columns, notes, keys)
     except PipelineError as error:
         if not group.layout.nested:
             raise

@@ -32,7 +32,7 @@ def find_duration(free: dict[str, Column], roles: Roles) -> Column | None:
     named = []
     for column in free.values():
         own = set(words.words_of(column.name))
-        is_named = bool(own & words.DURATION and own & words.LENGTH) or "duration" in own or "dwell" in own
+        is_named = bool(own & words.DURATION and own & words.LENGTH) or bool(own & words.DURATION_NAMES)
         is_time = column.is_number and column.num_distinct > 2 and column.numbers.min() >= 0
         if is_named and is_time and not is_of_the_pin(roles.pin, column):
             named.append((not own & words.DURATION, -column.num_distinct, column))

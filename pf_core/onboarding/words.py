@@ -1,10 +1,12 @@
 """What the name of a column says about its content.
 
 A name is divided into words (`click_article_id`, `CustomerID`, `visitorid`), and these are looked up in lists. The
-lists are short: words that public logs of shops, media, news and advertising use.
+lists are short: words that public logs of shops, media, news and advertising use. They are written without accents:
+`gehört` is looked up as gehort.
 """
 
 import re
+import unicodedata
 
 USER = frozenset(
     "user usr customer cust visitor member client household player viewer reader listener subscriber person buyer "
@@ -21,6 +23,9 @@ ITEM = frozenset(
     "object material creative artikel produkt produit producto articulo prodotto".split()
 )
 WEAK_ITEM = frozenset("artist album campaign banner entity thing target location place brand query category".split())
+
+TITLE = frozenset("title titel titulo titre titolo".split())
+"""Words of things that are known by their titles, where a log has no better column."""
 
 TIME = frozenset(
     "timestamp tstamp time ts datetime unixtime epoch at when date day dt clock utc occurred happened datum zeit "
@@ -42,7 +47,8 @@ ROW = frozenset(
 """Words of ids that number rows or groups of rows, and neither users nor pins."""
 
 ACTION = frozenset(
-    "event action behavior behaviour interaction activity verb operation kind signal feedback engagement".split()
+    "event action behavior behaviour interaction activity verb operation kind signal feedback engagement "
+    "vorgang aktion ereignis aktivitat accion evento hecho tipo evenement azione".split()
 )
 WEAK_ACTION = frozenset("type name status".split())
 
@@ -53,11 +59,23 @@ SURFACE = (
 """Words of columns that say where an action happened, the best one first."""
 
 DURATION = frozenset("dwell watch watched play played listen listened spent view viewing stay engagement read".split())
+DURATION_NAMES = frozenset("duration dwell dauer duracion duree durata".split())
+"""Words that say without others that a column is a duration."""
+
 LENGTH = frozenset("time duration seconds secs sec s ms millis milliseconds length msec".split())
 
 RATING = frozenset("rating ratings rate score stars star grade overall".split())
 
 QUANTITY = frozenset("quantity qty amount units count menge anzahl quantite cantidad".split())
+
+MEASURE = (
+    frozenset(
+        "ms msec millis milliseconds millisekunden sec secs seconds sekunden segundos secondes amount price cost "
+        "revenue preis betrag umsatz kosten precio importe monto prix montant prezzo".split()
+    )
+    | DURATION_NAMES
+)
+"""Words of columns that measure something, such as a time or money, and are no ids."""
 
 INTEREST = "interest category topic genre genres tag tags department section subject type class group brand".split()
 """Words of columns of a catalogue that say what a pin is about, the best one first."""
@@ -70,21 +88,30 @@ STRONG_ACTIONS = frozenset(
     "purchase purchased buy bought transaction order ordered like liked love save saved repin favorite favourite fav "
     "bookmark share shared forward follow comment cart addtocart add2cart wishlist download subscribe subscription "
     "install conversion convert complete completed finish finished upvote review rated checkout sale booking book "
-    "reservation attribution long".split()
+    "reservation attribution long "
+    "gekauft kauf bestellt bestellung gemerkt merken merkzettel warenkorb gespeichert geteilt bewertet beendet "
+    "abonniert heruntergeladen comprado comprada compra carrito guardado guardada favorito compartido pedido terminado "
+    "achete achat panier commande favori aime partage enregistre".split()
 )
 USES = frozenset(
     "click clicked play played listen listened watch watched view viewed read visit visited closeup open opened pv "
-    "detail start started stream search enter rating pageview".split()
+    "detail start started stream search enter rating pageview "
+    "gesehen angesehen gehort angehort gelesen geklickt geoffnet gestartet abgespielt besucht aufgerufen ansicht klick "
+    "visto vista visita visitado clic escuchado leido reproducido abierto vu vue clique ecoute lu consulte".split()
 )
 SHOWN = frozenset(
-    "impression impressions shown show exposure expose exposed display displayed served delivered".split()
+    "impression impressions shown show exposure expose exposed display displayed served delivered "
+    "angezeigt eingeblendet mostrado affiche".split()
 )
 """Words of rows that say what a user was shown, not what the user did."""
 
 AGAINST = frozenset(
     "hate dislike disliked hide hidden report block unfollow unlike skip skipped remove removed removefromcart delete "
     "deleted downvote return returned refund cancel cancelled uninstall unsubscribe ban negative thumbsdown dismiss "
-    "dismissed mute muted spam flag flagged ignore ignored reject rejected".split()
+    "dismissed mute muted spam flag flagged ignore ignored reject rejected "
+    "ubersprungen entfernt geloscht storniert retoure zuruckgegeben ausgeblendet gemeldet "
+    "eliminado quitado saltado omitido devuelto devolucion cancelado ocultado "
+    "supprime retire annule retourne masque saute".split()
 )
 """Words of actions against a pin."""
 
@@ -102,8 +129,13 @@ _LISTS = USER | WEAK_USER | ITEM | WEAK_ITEM | TIME | ROW | ACTION | RATING
 def words_of(name: str) -> list[str]:
     """Return the words of a name, in lower case; the last part of a dotted name comes first."""
     parts = re.split(r"[.]", name)
-    found = [word.lower() for part in reversed(parts) for word in _PART.findall(part)]
+    found = [word.lower() for part in reversed(parts) for word in _PART.findall(_plain(part))]
     return [inner for word in found for inner in _divided(word)]
+
+
+def _plain(text: str) -> str:
+    """Return a text without accents."""
+    return "".join(each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each))
 
 
 def _divided(word: str) -> list[str]:
@@ -130,5 +162,5 @@ def rank_of(name: str, words: list[str]) -> int | None:
 
 def value_words(value: str) -> set[str]:
     """Return the words of a value such as add_to_cart or AddToCart, and all of them together: addtocart."""
-    words = [word.lower() for word in _PART.findall(value)]
+    words = [word.lower() for word in _PART.findall(_plain(value))]
     return {*words, "".join(words)}

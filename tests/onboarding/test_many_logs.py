@@ -18,14 +18,14 @@ from tests.support.foreign_logs import Row, actions, write_lines
 ROWS = actions()
 
 
-def init(logs: Path, out: Path) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["init", str(logs), "--out", str(out), "--yes"])
+def init(logs: Path, out: Path, *options: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["init", str(logs), "--out", str(out), "--yes", *options])
     return result.exit_code, f"{result.output}{result.exception or ''}"
 
 
-def accepted(logs: Path, out: Path) -> tuple[dict[str, Any], str, str]:
+def accepted(logs: Path, out: Path, *options: str) -> tuple[dict[str, Any], str, str]:
     """`source.actions` of the site file, what `pf init` prints, and what `pf check` prints."""
-    code, output = init(logs, out)
+    code, output = init(logs, out, *options)
     assert code == 0, output
     checked = CliRunner().invoke(app, ["check", str(out / "site.yaml")])
     assert checked.exit_code == 0, f"{checked.output}{checked.exception}"
