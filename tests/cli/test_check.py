@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,27 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from pf_assets.cli.main import app
-from pf_core.days import ds_start_us
+from pf_core.days import ds_start_us, shift_ds
 
 DAY_S = ds_start_us("2024-03-04") // 1_000_000  # a Monday
 ROWS = [f"{user},{pin},{DAY_S + 60 * user},vue" for user in (1, 2, 3) for pin in (7, 8)]
 
 
+def shop_rows(first_ds: str, *, num_days: int, num_pins: int = 40) -> list[str]:
+    """Rows of 40 users, each of whom comes to another pin on every day, at midnight."""
+    first_s = ds_start_us(first_ds) // 1_000_000
+    return [
+        f"{user},{(user + day) % num_pins},{first_s + 86_400 * day},vue"
+        for day in range(num_days)
+        for user in range(40)
+    ]
+
+
 def write_site(root: Path, **changes: Any) -> Path:
-    """A site with the undated log a.csv and pin vectors in a matrix; `changes` replace keys of its `source.actions`."""
+    """A site with the undated log a.csv and pin vectors in a matrix; `changes` replace keys of its `source.actions`.
+
+    The model is the small one of the towers, which has no least number of users.
+    """
     actions = {
         "path": "a.csv",
         "user_id": "user",
@@ -32,7 +46,8 @@ def write_site(root: Path, **changes: Any) -> Path:
     source = {"actions": actions | changes.pop("actions", {}), "pins": changes.pop("pins", {"vectors": vectors})}
     source["positive"] = changes.pop("positive", {"action_types": ["vue"]})
     content = {"name": "shop", "start_ds": "2024-03-01", "end_ds": "2024-03-31", "data_dir": "data", "source": source}
-    (root / "site.yaml").write_text(yaml.safe_dump(content | changes))
+    content = content | {"training": {"preset": "tiny"}} | changes
+    (root / "site.yaml").write_text(yaml.safe_dump({key: value for key, value in content.items() if value is not None}))
     np.save(root / "v.npy", np.eye(2, dtype=np.float32))
     np.save(root / "i.npy", np.array([7, 8]))
     return root / "site.yaml"
@@ -55,7 +70,7 @@ def message_of(result: Result) -> str:
 
 def test_json_has_the_same_figures(tmp_path: Path) -> None:
     write_log(tmp_path / "a.csv", [*ROWS, "4,9,soon,vue"])
-    site = write_site(tmp_path, quality={"max_quarantined_share": 0.5})
+    site = write_site(tmp_path, quality={"max_quarantined_share": 0.5}, training={})
     report = json.loads(check(site, "--json", "--rows", "1").output)
     assert (report["rows"]["read"], report["rows"]["kept"], report["rows"]["quarantined"]) == (7, 6, 1)
     (found,) = report["rows"]["reasons"]
@@ -66,7 +81,7 @@ def test_json_has_the_same_figures(tmp_path: Path) -> None:
     assert (report["days"]["first"], report["days"]["last"], report["days"]["with_rows"]) == ("2024-03-04",) * 2 + (1,)
     assert len(report["days"]["without_rows"]) == 31 - 1
     assert report["training"]["problem"].startswith("the log is too small to train on: 3 users and 6 actions on 1 day")
-    assert report["problems"] == []
+    assert report["problems"] == [report["training"]["problem"]]
 
 
 def test_json_names_what_a_run_would_fail_on(tmp_path: Path) -> None:
@@ -199,7 +214,7 @@ def test_the_list_of_who_may_be_learned_from_is_read(tmp_path: Path, content: st
     write_log(tmp_path / "a.csv")
     if content is not None:
         (tmp_path / "consent.txt").write_text(content)
-    site = write_site(tmp_path, training={"users": {"file": "consent.txt"}})
+    site = write_site(tmp_path, training={"preset": "tiny", "users": {"file": "consent.txt"}})
     result = check(site)
     assert result.exit_code == 1
     assert expected in result.output
@@ -211,7 +226,7 @@ def test_a_column_says_who_may_be_learned_from(tmp_path: Path) -> None:
     answers = {1: "yes", 2: "no", 3: "Yes"}
     rows = [f"{row},{answers[int(row[0])]}" for row in ROWS]
     write_log(tmp_path / "a.csv", [*rows, f"1,7,{DAY_S + 3600},vue,no"], header="user,pin,at,event,consent")
-    site = write_site(tmp_path, training={"users": {"column": "consent", "values": [True]}})
+    site = write_site(tmp_path, training={"preset": "tiny", "users": {"column": "consent", "values": [True]}})
     result = check(site)
     assert result.exit_code == 0
     assert "training.users selects 1 of them to learn from" in result.output
@@ -221,8 +236,10 @@ def test_a_column_says_who_may_be_learned_from(tmp_path: Path) -> None:
 
 
 def test_a_log_alone_is_enough(tmp_path: Path) -> None:
-    write_log(tmp_path / "a.csv")
-    assert check(write_site(tmp_path, pins={})).exit_code == 0
+    write_log(tmp_path / "a.csv", shop_rows("2024-03-04", num_days=14))
+    result = check(write_site(tmp_path, pins={}, training={}))
+    assert result.exit_code == 0, message_of(result)
+    assert "warning" not in result.output
 
 
 def test_the_files_of_the_pins_are_examined(tmp_path: Path) -> None:
@@ -249,6 +266,105 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     assert "100.00% of 1 rows" in result.output
     assert "deletion_list: no file" in result.output
     assert "fix `source.pins.vectors.npy`" in result.output
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        (
+            ["ja", "nein"],
+            "pin_features 2024-03-01: no pin of the catalogue could be used. {file}, row 2: is_candidate: not true or "
+            "false, t or f, yes or no, y or n, 1 or 0 (column lieferbar); fix `pins` in the site file",
+        ),
+        (["0", "no"], "none of the 40 pins is a candidate: no row of the catalogue has a true `lieferbar`; fix source"),
+        (["Yes", "F"], None),
+    ],
+)
+def test_the_words_for_candidates_must_be_known(tmp_path: Path, values: list[str], problem: str | None) -> None:
+    write_log(tmp_path / "a.csv", shop_rows("2024-03-04", num_days=14))
+    pins = [f"{pin},{values[pin % 2]}" for pin in range(40)]
+    write_log(tmp_path / "pins.csv", pins, header="pin,lieferbar")
+    source = {"pin_id": "pin", "catalogue": {"path": "pins.csv"}, "is_candidate": "lieferbar"}
+    result = check(write_site(tmp_path, pins=source, training={}))
+    assert result.exit_code == (0 if problem is None else 1), message_of(result)
+    if problem is not None:
+        assert f"error: {problem.format(file=tmp_path / 'pins.csv')}" in result.output
+
+
+# Too little to train on
+
+
+def test_too_few_users_are_an_error(tmp_path: Path) -> None:
+    write_log(tmp_path / "a.csv")
+    site = write_site(tmp_path, training={})
+    result = check(site)
+    assert result.exit_code == 1
+    assert "error: the log is too small to train on: 3 users and 6 actions on 1 day" in result.output
+    write_log(tmp_path / "2024-03-04.csv")
+    site = write_site(tmp_path, training={}, actions={"path": "{ds}.csv"})
+    assert check(site, "--ds", "2024-03-04").exit_code == 0, "a single day does not tell"
+
+
+def test_too_few_pins_are_a_warning(tmp_path: Path) -> None:
+    """A model of 3 pins can be trained and released."""
+    write_log(tmp_path / "a.csv", shop_rows("2024-03-04", num_days=14, num_pins=3))
+    site = write_site(tmp_path, pins={}, training={})
+    result = check(site)
+    assert result.exit_code == 0, message_of(result)
+    warning = "the log has too little to learn from: 3 pins and "
+    assert f"warning    {warning}" in result.output
+    assert "with a factor dim of 0 instead of 32 or more, which needs 128 of each" in result.output
+    report = json.loads(check(site, "--json").output)
+    assert report["problems"] == []
+    assert report["warnings"][0].startswith(warning)
+
+
+# The last day
+
+
+def day(days_ago: int) -> str:
+    return shift_ds(datetime.now(UTC).date().isoformat(), -days_ago)
+
+
+def test_a_log_without_an_end_is_read_until_yesterday(tmp_path: Path) -> None:
+    """14 days until yesterday, and 51 rows of 2031 or of today, which is not over: a run does not see them either."""
+    late_s = ds_start_us("2031-01-01") // 1_000_000
+    rows = shop_rows(day(14), num_days=14)
+    stray = [f"{900 + number},7,{late_s},vue" for number in range(50)] + [f"999,7,{ds_start_us(day(0)) // 10**6},vue"]
+    write_log(tmp_path / "a.csv", [*rows, *stray])
+    result = check(write_site(tmp_path, pins={}, training={}, start_ds=day(14), end_ds=None))
+    assert result.exit_code == 0, message_of(result)
+    assert f"560 positive, 0 skipped by a rule, 51 outside the site's days ({day(0)} to 2031-01-01)," in (
+        result.output.replace("560 kept, 560 of them positive", "560 positive")
+    )
+    assert f"14 with rows from {day(14)} to {day(1)}, " in result.output
+    assert f"users: 40, all with an action until {day(1)} " in result.output
+    assert f"users until {day(4)}; 3 days after it judge the model" in result.output  # a quarter of 14 days
+    assert "warning" not in result.output
+
+
+@pytest.mark.parametrize(("num_days", "is_warned"), [(11, True), (14, False)])
+def test_a_log_that_ends_before_yesterday_needs_an_end(tmp_path: Path, num_days: int, is_warned: bool) -> None:
+    write_log(tmp_path / "a.csv", shop_rows(day(14), num_days=num_days))
+    result = check(write_site(tmp_path, pins={}, training={}, start_ds=day(14), end_ds=None))
+    assert result.exit_code == 0, message_of(result)
+    warning = (
+        f"warning    the newest rows that were read are of {day(4)}, and the site file has no `end_ds`: the days from "
+        f"{day(3)} to {day(1)} would be built without rows, and the volume check would stop the run; set `end_ds: "
+        f"{day(4)}`, or"
+    )
+    assert (warning in result.output) == is_warned
+    assert ("warning" in result.output) == is_warned
+    result = check(write_site(tmp_path, pins={}, training={}, start_ds=day(14), end_ds=day(4)))
+    assert "warning" not in result.output
+
+
+def test_a_dated_log_whose_days_are_long_over_needs_an_end(tmp_path: Path) -> None:
+    write_log(tmp_path / "2024-03-04.csv")
+    result = check(write_site(tmp_path, actions={"path": "{ds}.csv"}, start_ds="2024-03-04", end_ds=None))
+    assert result.exit_code == 1
+    assert "error: no log of a day from " in result.output
+    assert "; set end_ds to the last day of the logs" in result.output
 
 
 # Days without a file
