@@ -284,8 +284,7 @@ def warn_of_few(site: Site, survey: Survey, known: KnownPins | str | None) -> li
     found = foresee_training(site, survey, known) if site.training.preset == "auto" else None
     if found is None or too_few(survey, found) is not None or not survey.plan.is_whole:
         return []
-    least = min(FACTOR_DIMS)
-    dim = next((choice["value"] for choice in found.chosen if choice["setting"] == "parts.factor_dim"), least)
+    least, dim = min(FACTOR_DIMS), min(found.num_pins, found.num_users) // 4  # the limit in training/auto.py
     if dim >= MIN_FACTOR_DIM:
         return []
     return [
@@ -331,8 +330,8 @@ def describe_training(site: Site, survey: Survey, known: KnownPins | str | None)
         machine = ", made for GPUs" if preset == "paper" else ""
         return [f"preset {preset}{machine}: its settings do not depend on the log (pf_core/config/training.py)"]
     found = foresee_training(site, survey, known)
-    if (problem := too_few(survey, found)) is not None:
-        return [f"would stop: {problem}"]
+    if too_few(survey, found) is not None:  # pf check ends with the whole sentence
+        return ["would stop: the log is too small to train on"]
     if found is None:
         return ["preset auto: no action of a training user lies before the evaluation days; give more days"]
     judged = "no day judges it"
