@@ -31,11 +31,9 @@ from pf_core.onboarding.forecast import (
     describe_pin_files,
     describe_training,
     read_pins,
-    refuse_too_few,
-    refuse_unusable_pins,
-    warn_of_few,
 )
 from pf_core.onboarding.questions import counted
+from pf_core.onboarding.refusals import refuse_training, refuse_unusable_pins, warn_of_few
 from pf_core.onboarding.report import report_of
 from pf_core.onboarding.survey import (
     NAMED_DAYS,
@@ -119,7 +117,7 @@ def problems_of_training(
     """Return why a run would fail on the pins or in training, of which one day of the log tells nothing."""
     examinations: list[Callable[[], Any]] = [partial(refuse_unusable_pins, site, survey, known)]
     if not is_one_day:
-        examinations.append(partial(refuse_too_few, site, survey, known))
+        examinations.append(partial(refuse_training, site, survey, known))
     return _refusals(examinations)
 
 

@@ -24,10 +24,10 @@ from pf_core.logs.sample import size_text
 from pf_core.logs.training_users import TrainingUsers, read_training_users
 from pf_core.onboarding.questions import counted, percent
 from pf_core.onboarding.survey import Actions, Survey
-from pf_core.pins.catalogue import Catalogue, QuarantinedRow, nothing_usable
+from pf_core.pins.catalogue import Catalogue, QuarantinedRow
 from pf_core.pins.inputs import read_described_pins, undated_files
 from pf_core.timelines.arrays import Timelines, ragged
-from pf_core.training.auto import FACTOR_DIMS, Choice, resolve_auto
+from pf_core.training.auto import Choice, resolve_auto
 from pf_core.training.cut import default_evaluation_days
 from pf_core.training.training_set import TrainingSet
 
@@ -41,9 +41,6 @@ MIN_ROWS = 4
 """Users that a day of training needs: that of training/parts/rows.py, which imports torch."""
 
 FITTED_STEPS = 200
-
-MIN_FACTOR_DIM = 8
-"""Factors of fewer dimensions tell hardly any pins or users apart: a warning."""
 
 SHOWN_CHOICES = ("parts.memory", "parts.window_days", "parts.factor_dim", "parts.content")
 
@@ -99,21 +96,6 @@ def _known(site: Site, files: list[Path], actions: Actions) -> KnownPins:
         dim=dim,
         rejects=described.quarantined,
     )
-
-
-def refuse_unusable_pins(site: Site, survey: Survey, known: KnownPins | str | None) -> None:
-    """Refuse files of pins of which no row can be used, or which name no candidate."""
-    if not isinstance(known, KnownPins):
-        return
-    if not known.num and known.rejects:
-        raise nothing_usable(site.start_ds, known.rejects)
-    if not known.num_candidates and not site.source.pins.is_incremental:  # later days may name some
-        num_pins = known.num + survey.actions.num_pins - known.num_in_log
-        raise PipelineError(
-            f"none of the {num_pins:,} pins is a candidate: no row of the catalogue has a true "
-            f"`{site.source.pins.is_candidate}`",
-            "fix source.pins.is_candidate in the site file",
-        )
 
 
 def describe_pin_files(site: Site, survey: Survey, known: KnownPins | str | None) -> str:
@@ -269,29 +251,6 @@ def too_few(survey: Survey, found: Training | None) -> PipelineError | None:
         + (f", until {found.cut_ds}, where training ends" if found is not None else ""),
         "add days or users, or check source.positive and training.evaluation_days in the site file",
     )
-
-
-def refuse_too_few(site: Site, survey: Survey, known: KnownPins | str | None) -> None:
-    """Refuse a log on which training with preset auto would stop."""
-    if site.training.preset == "auto":
-        problem = too_few(survey, foresee_training(site, survey, known))
-        if problem is not None:
-            raise problem
-
-
-def warn_of_few(site: Site, survey: Survey, known: KnownPins | str | None) -> list[str]:
-    """Return a sentence if preset auto could be trained, but has too few pins or users to learn a factor for each."""
-    found = foresee_training(site, survey, known) if site.training.preset == "auto" else None
-    if found is None or too_few(survey, found) is not None or not survey.plan.is_whole:
-        return []
-    least, dim = min(FACTOR_DIMS), min(found.num_pins, found.num_users) // 4  # the limit in training/auto.py
-    if dim >= MIN_FACTOR_DIM:
-        return []
-    return [
-        f"the log has too little to learn from: {counted(found.num_pins, 'pin')} and "
-        f"{counted(found.num_users, 'training user')}; a model is trained all the same, with a factor dim of {dim} "
-        f"instead of {least} or more, which needs {4 * least} of each; check the columns of users and pins, or add more"
-    ]
 
 
 def _training_users(site: Site, survey: Survey) -> TrainingUsers:

@@ -23,6 +23,15 @@ def test_too_few_users_are_an_error(tmp_path: Path) -> None:
     assert check(site, "--ds", "2024-03-04").exit_code == 0, "a single day does not tell"
 
 
+def test_a_preset_that_reads_vectors_needs_them(tmp_path: Path) -> None:
+    write_log(tmp_path / "a.csv", shop_rows("2024-03-04", num_days=14))
+    result = check(write_site(tmp_path, pins={}, training={"preset": "tiny"}))
+    assert result.exit_code == 1
+    assert "error: preset tiny reads content vectors, and the site has none; set training.preset to auto" in (
+        result.output
+    )
+
+
 def test_too_few_pins_are_a_warning(tmp_path: Path) -> None:
     """A model of 3 pins can be trained and released."""
     write_log(tmp_path / "a.csv", shop_rows("2024-03-04", num_days=14, num_pins=3))
