@@ -141,7 +141,8 @@ class PinsSource(Strict):
     """Name of the column with the interest (topic) of a pin; without it, every interest is unknown."""
     is_candidate: str | None = None
     """Name of the column that says whether a pin may be recommended; a pin outside of the catalogue may then not be.
-    Without it, every pin may."""
+    Its values are true or false, t or f, yes or no, y or n, 1 or 0, in small or capital letters; a row with another
+    value, or with none, is quarantined. Without `is_candidate`, every pin may be recommended."""
 
     @model_validator(mode="after")
     def _columns_need_a_catalogue(self) -> "PinsSource":

@@ -3,10 +3,10 @@
 `pf check` prints it, before hours of ingestion; `pf init` tries its site file with it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +15,12 @@ import yaml
 from pf_core.config.files import DAY
 from pf_core.config.site import Site
 from pf_core.config.source import NpyVectors
+from pf_core.days import ds_range, shift_ds
 from pf_core.errors import PipelineError
-from pf_core.logs.checks import judge_rejects
+from pf_core.logs.checks import judge_rejects, judge_volume
 from pf_core.logs.mapping import ActionMapper
 from pf_core.logs.parquet_columns import raw_json
+from pf_core.logs.partition import RawManifest
 from pf_core.logs.positives import positive_mask
 from pf_core.logs.raw_batch import RawBatch
 from pf_core.logs.readers import find_files, read_file
@@ -181,6 +183,30 @@ def names_without_rows(site: Site, tally: Tally) -> Iterator[str]:
             )
 
 
+def days_without_rows(site: Site, rows_by_day: Mapping[str, int]) -> Iterator[str]:
+    """Yield a sentence if an undated log ends before the site's last day, and the volume check would stop a run there.
+
+    A day of the week that is usually empty stops none.
+    """
+    last = site.end_ds
+    if last is None or not rows_by_day or (newest := max(rows_by_day)) >= last:
+        return
+    first = max(site.start_ds, shift_ds(last, -7 * site.quality.trailing_weeks))
+    counts = [_counts_of(ds, rows_by_day.get(ds, 0)) for ds in ds_range(first, last)]
+    if not judge_volume(counts[-1], counts[:-1], site.quality).passed:
+        days = f"the days from {shift_ds(newest, 1)} to {last}" if shift_ds(newest, 1) < last else last
+        yield (
+            f"the newest rows that were read are of {newest}, and the site file has no `end_ds`: {days} would be built "
+            f"without rows, and the volume check would stop the run; set `end_ds: {newest}`, or deliver newer rows"
+        )
+
+
+def _counts_of(ds: str, num_rows: int) -> RawManifest:
+    """Return what judge_volume reads of the manifest of a day of an undated log."""
+    counts = {"read": num_rows, "kept": num_rows, "positive": num_rows}
+    return cast("RawManifest", {"ds": ds, "counts": counts, "inputs": ["the log"], "outside_site_days": 0})
+
+
 def refuse_rejects(site: Site, day: str, tally: Tally) -> None:
     """Refuse rows of which a run would quarantine more than the site allows."""
     by_reason = {reason: found.num for reason, found in tally.rejects.items()}
@@ -207,7 +233,7 @@ def refuse_without_positive(site: Site, tally: Tally) -> None:
     if tally.num_outside:
         first, last = (ds_of(number) for number in (min(tally.days_outside), max(tally.days_outside)))
         raise PipelineError(
-            f"no row that was read is within the site's days, {site.start_ds} to {site.end_ds or 'today'}: "
+            f"no row that was read is within the site's days, {site.start_ds} to {site.end_ds or 'yesterday'}: "
             f"{tally.num_outside:,} rows are from {first} to {last}",
             remedy_of(OUTSIDE_SITE_DAYS),
         )

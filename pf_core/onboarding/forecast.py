@@ -24,7 +24,7 @@ from pf_core.logs.sample import size_text
 from pf_core.logs.training_users import TrainingUsers, read_training_users
 from pf_core.onboarding.questions import counted, percent
 from pf_core.onboarding.survey import Actions, Survey
-from pf_core.pins.catalogue import Catalogue
+from pf_core.pins.catalogue import Catalogue, QuarantinedRow
 from pf_core.pins.inputs import read_described_pins, undated_files
 from pf_core.timelines.arrays import Timelines, ragged
 from pf_core.training.auto import Choice, resolve_auto
@@ -58,8 +58,7 @@ class KnownPins:
     """Pins of the log that have a content vector."""
     dim: int
     """Length of the content vectors; 0 without any."""
-    rejects: list[str]
-    """Reasons of rejected rows."""
+    rejects: list[QuarantinedRow]
 
 
 def read_pins(site: Site, actions: Actions) -> KnownPins | str | None:
@@ -95,7 +94,7 @@ def _known(site: Site, files: list[Path], actions: Actions) -> KnownPins:
         num_candidates=int(pc.sum(described.rows["is_candidate"]).as_py() or 0) + outsiders,
         num_with_vector=num_with_vector,
         dim=dim,
-        rejects=[reason for _, _, reason, _ in described.quarantined],
+        rejects=described.quarantined,
     )
 
 
@@ -106,7 +105,7 @@ def describe_pin_files(site: Site, survey: Survey, known: KnownPins | str | None
     if isinstance(known, str):
         return known
     missing = survey.actions.num_pins - known.num_in_log
-    rejects = f"; {len(known.rejects):,} rows quarantined, first: {known.rejects[0]}" if known.rejects else ""
+    rejects = f"; {len(known.rejects):,} rows quarantined, first: {known.rejects[0][2]}" if known.rejects else ""
     day = f" (of {site.start_ds})" if site.source.pins.is_incremental else ""
     among = f"without {missing:,} of those of the log" if missing else "with all of those of the log"
     return f"{known.num:,} pins{day}, {among}{rejects}"
@@ -290,8 +289,8 @@ def describe_training(site: Site, survey: Survey, known: KnownPins | str | None)
         machine = ", made for GPUs" if preset == "paper" else ""
         return [f"preset {preset}{machine}: its settings do not depend on the log (pf_core/config/training.py)"]
     found = foresee_training(site, survey, known)
-    if (problem := too_few(survey, found)) is not None:
-        return [f"would stop: {problem}"]
+    if too_few(survey, found) is not None:  # pf check ends with the whole sentence
+        return ["would stop: the log is too small to train on"]
     if found is None:
         return ["preset auto: no action of a training user lies before the evaluation days; give more days"]
     judged = "no day judges it"

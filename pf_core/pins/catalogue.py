@@ -21,6 +21,9 @@ from pf_core.storage.cache import fetched
 
 UNKNOWN_INTEREST = "unknown"
 
+BOOLEANS = "true or false, t or f, yes or no, y or n, 1 or 0"
+"""The words that DuckDB casts to a boolean, in small or capital letters."""
+
 UNREADABLE = (ValueError, EOFError, OSError, OverflowError, MemoryError, SyntaxError, TypeError, tokenize.TokenError)
 """What numpy raises for a damaged .npy file: its header is an expression of Python."""
 
@@ -69,6 +72,15 @@ def read_catalogue(pins: PinsSource, files: Sequence[Path], *, dim: int | None) 
             tables.append(rows.append_column("origin", pa.array(origin, pa.string())))
     rows, repeated = _first_of_each(pa.concat_tables(tables))
     return Catalogue(_typed(rows, pins, dim), quarantined + repeated)
+
+
+def nothing_usable(ds: str, quarantined: Sequence[QuarantinedRow]) -> PipelineError:
+    """Return the error of a day whose catalogue has rows, none of which is a pin."""
+    file, number, reason, _ = quarantined[0]
+    return PipelineError(
+        f"pin_features {ds}: no pin of the catalogue could be used. {file}, row {number}: {reason}",
+        "fix `pins` in the site file",
+    )
 
 
 def _without_halves(rows: pa.Table) -> pa.Table:
@@ -125,7 +137,7 @@ def _statement(pins: PinsSource, vector: str | None, schema: pa.Schema) -> str:
         interest = f"coalesce(nullif({raw_column(pins.interest)}::VARCHAR, ''), {interest})"
     if pins.is_candidate is not None:
         candidate = f"TRY_CAST({raw_column(pins.is_candidate)} AS BOOLEAN)"
-        checks.append(("is_candidate IS NULL", f"is_candidate: not true or false (column {pins.is_candidate})"))
+        checks.append(("is_candidate IS NULL", f"is_candidate: not {BOOLEANS} (column {pins.is_candidate})"))
     feature = ""
     if vector is not None:
         feature = f", TRY_CAST({raw_column(vector)} AS FLOAT[]) AS feature"

@@ -30,7 +30,7 @@ from pf_core.layouts import LAYOUTS
 from pf_core.logs.log_day import open_log_day, refuse_if_changed
 from pf_core.logs.partition import bucket_files, ingested_days, raw_digest
 from pf_core.logs.quarantine import Quarantine
-from pf_core.pins.catalogue import Catalogue, QuarantinedRow
+from pf_core.pins.catalogue import Catalogue, nothing_usable
 from pf_core.pins.inputs import (
     catalogue_files,
     dated_files,
@@ -188,7 +188,7 @@ def _build_day(site: Site, state: PinState, ds: str, *, is_first: bool) -> PinMa
     if base is None or known is None:
         described = read_described_pins(site, catalogue_files(site, ds), dim=None)
         if not described.rows.num_rows and described.quarantined:
-            raise _nothing_usable(ds, described.quarantined)
+            raise nothing_usable(ds, described.quarantined)
         rows = _with_log_pins(site, described.rows, log_pins)
         dataset = create_bucket(state.bucket_path(0), rows)
         num_new, num_log = rows.num_rows, rows.num_rows - described.rows.num_rows
@@ -325,11 +325,3 @@ def _publish(
         "quarantined_by_reason": (dict(quarantine.by_reason) if carried is None else carried["quarantined_by_reason"]),
     }
     return state.publish(ds, [dataset.version], manifest)
-
-
-def _nothing_usable(ds: str, quarantined: list[QuarantinedRow]) -> PipelineError:
-    file, number, reason, _ = quarantined[0]
-    return PipelineError(
-        f"pin_features {ds}: no pin of the catalogue could be used. {file}, row {number}: {reason}",
-        "fix `pins` in the site file",
-    )

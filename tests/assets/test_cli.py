@@ -65,9 +65,9 @@ def test_check_refuses_a_day_without_a_positive_action(demo_logs: Path) -> None:
     )
     (demo_logs / "later.csv.gz").write_bytes((demo_logs / "actions.csv.gz").read_bytes())
     write_demo_rows(demo_logs, "1767225600123,5,p1,closeup,home,10001")
-    assert runner.invoke(app, ["check", str(DEMO_SITE)]).exit_code == 0
+    assert runner.invoke(app, ["check", str(DEMO_SITE), "--ds", "2026-01-01"]).exit_code == 0
     (demo_logs / "actions.csv.gz").rename(demo_logs / "latest.csv.gz")  # not the first file any more
-    assert runner.invoke(app, ["check", str(DEMO_SITE)]).exit_code == 0
+    assert runner.invoke(app, ["check", str(DEMO_SITE), "--ds", "2026-01-01"]).exit_code == 0
 
 
 def test_check_accepts_a_day_without_actions_but_no_log_without(demo_logs: Path) -> None:
@@ -77,7 +77,10 @@ def test_check_accepts_a_day_without_actions_but_no_log_without(demo_logs: Path)
     assert "the log has no rows" in result.output
     (demo_logs.parent / "2026-01-02").mkdir()
     write_demo_rows(demo_logs.parent / "2026-01-02", "1767312000123,5,p1,closeup,home,10001")
-    assert runner.invoke(app, ["check", str(DEMO_SITE)]).exit_code == 0
+    result = runner.invoke(app, ["check", str(DEMO_SITE)])
+    assert "the log has no rows" not in result.output
+    assert "error: the log is too small to train on: 1 user and 1 action on 1 day" in result.output
+    assert runner.invoke(app, ["check", str(DEMO_SITE), "--ds", "2026-01-01"]).exit_code == 0
 
 
 def test_check_shows_control_characters_of_the_log_as_escapes(demo_logs: Path) -> None:
@@ -91,7 +94,9 @@ def test_check_shows_log_content_and_does_not_execute_it(demo_logs: Path) -> Non
     pins = ["\x1b[31mred", "[bold]b[/bold]", "<script>|`", "y" * 3_000_000]
     lines = ["event_time_ms,user,pin,event,surface,dwell_ms", *(f"1767225600123,5,{pin},save,home," for pin in pins)]
     (demo_logs / "actions.csv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    result = runner.invoke(app, ["check", str(DEMO_SITE)], color=True)  # otherwise the runner removes escapes
+    result = runner.invoke(
+        app, ["check", str(DEMO_SITE), "--ds", "2026-01-01"], color=True
+    )  # otherwise the runner removes escapes
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.output
     for shown in ("\\x1b[31mred", "[bold]b[/bold]", "<script>|`", "y" * 199 + "…"):

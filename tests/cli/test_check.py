@@ -5,57 +5,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
-from typer.testing import CliRunner, Result
 
-from pf_assets.cli.main import app
-from pf_core.days import ds_start_us
-
-DAY_S = ds_start_us("2024-03-04") // 1_000_000  # a Monday
-ROWS = [f"{user},{pin},{DAY_S + 60 * user},vue" for user in (1, 2, 3) for pin in (7, 8)]
-
-
-def write_site(root: Path, **changes: Any) -> Path:
-    """A site with the undated log a.csv and pin vectors in a matrix; `changes` replace keys of its `source.actions`."""
-    actions = {
-        "path": "a.csv",
-        "user_id": "user",
-        "pin_id": "pin",
-        "ts": {"column": "at", "unit": "s"},
-        "action_type": "event",
-    }
-    vectors = {"npy": "v.npy", "ids": "i.npy"}
-    source = {"actions": actions | changes.pop("actions", {}), "pins": changes.pop("pins", {"vectors": vectors})}
-    source["positive"] = changes.pop("positive", {"action_types": ["vue"]})
-    content = {"name": "shop", "start_ds": "2024-03-01", "end_ds": "2024-03-31", "data_dir": "data", "source": source}
-    (root / "site.yaml").write_text(yaml.safe_dump(content | changes))
-    np.save(root / "v.npy", np.eye(2, dtype=np.float32))
-    np.save(root / "i.npy", np.array([7, 8]))
-    return root / "site.yaml"
-
-
-def write_log(
-    path: Path, rows: list[str] = ROWS, *, header: str = "user,pin,at,event", encoding: str = "utf-8"
-) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join([header, *rows]) + "\n", encoding=encoding)
-
-
-def check(site: Path, *options: str) -> Result:
-    return CliRunner().invoke(app, ["check", str(site), *options])
-
-
-def message_of(result: Result) -> str:
-    return f"{result.output}\n{result.exception}"
+from tests.support.shop_site import DAY_S, ROWS, check, message_of, shop_rows, write_log, write_site
 
 
 def test_json_has_the_same_figures(tmp_path: Path) -> None:
     write_log(tmp_path / "a.csv", [*ROWS, "4,9,soon,vue"])
-    site = write_site(tmp_path, quality={"max_quarantined_share": 0.5})
+    site = write_site(tmp_path, quality={"max_quarantined_share": 0.5}, training={})
     report = json.loads(check(site, "--json", "--rows", "1").output)
     assert (report["rows"]["read"], report["rows"]["kept"], report["rows"]["quarantined"]) == (7, 6, 1)
     (found,) = report["rows"]["reasons"]
@@ -66,7 +25,7 @@ def test_json_has_the_same_figures(tmp_path: Path) -> None:
     assert (report["days"]["first"], report["days"]["last"], report["days"]["with_rows"]) == ("2024-03-04",) * 2 + (1,)
     assert len(report["days"]["without_rows"]) == 31 - 1
     assert report["training"]["problem"].startswith("the log is too small to train on: 3 users and 6 actions on 1 day")
-    assert report["problems"] == []
+    assert report["problems"] == [report["training"]["problem"]]
 
 
 def test_json_names_what_a_run_would_fail_on(tmp_path: Path) -> None:
@@ -199,7 +158,7 @@ def test_the_list_of_who_may_be_learned_from_is_read(tmp_path: Path, content: st
     write_log(tmp_path / "a.csv")
     if content is not None:
         (tmp_path / "consent.txt").write_text(content)
-    site = write_site(tmp_path, training={"users": {"file": "consent.txt"}})
+    site = write_site(tmp_path, training={"preset": "tiny", "users": {"file": "consent.txt"}})
     result = check(site)
     assert result.exit_code == 1
     assert expected in result.output
@@ -211,7 +170,7 @@ def test_a_column_says_who_may_be_learned_from(tmp_path: Path) -> None:
     answers = {1: "yes", 2: "no", 3: "Yes"}
     rows = [f"{row},{answers[int(row[0])]}" for row in ROWS]
     write_log(tmp_path / "a.csv", [*rows, f"1,7,{DAY_S + 3600},vue,no"], header="user,pin,at,event,consent")
-    site = write_site(tmp_path, training={"users": {"column": "consent", "values": [True]}})
+    site = write_site(tmp_path, training={"preset": "tiny", "users": {"column": "consent", "values": [True]}})
     result = check(site)
     assert result.exit_code == 0
     assert "training.users selects 1 of them to learn from" in result.output
@@ -221,8 +180,10 @@ def test_a_column_says_who_may_be_learned_from(tmp_path: Path) -> None:
 
 
 def test_a_log_alone_is_enough(tmp_path: Path) -> None:
-    write_log(tmp_path / "a.csv")
-    assert check(write_site(tmp_path, pins={})).exit_code == 0
+    write_log(tmp_path / "a.csv", shop_rows("2024-03-04", num_days=14))
+    result = check(write_site(tmp_path, pins={}, training={}))
+    assert result.exit_code == 0, message_of(result)
+    assert "warning" not in result.output
 
 
 def test_the_files_of_the_pins_are_examined(tmp_path: Path) -> None:
@@ -249,6 +210,29 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     assert "100.00% of 1 rows" in result.output
     assert "deletion_list: no file" in result.output
     assert "fix `source.pins.vectors.npy`" in result.output
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        (
+            ["ja", "nein"],
+            "pin_features 2024-03-01: no pin of the catalogue could be used. {file}, row 2: is_candidate: not true or "
+            "false, t or f, yes or no, y or n, 1 or 0 (column lieferbar); fix `pins` in the site file",
+        ),
+        (["0", "no"], "none of the 40 pins is a candidate: no row of the catalogue has a true `lieferbar`; fix source"),
+        (["Yes", "F"], None),
+    ],
+)
+def test_the_words_for_candidates_must_be_known(tmp_path: Path, values: list[str], problem: str | None) -> None:
+    write_log(tmp_path / "a.csv", shop_rows("2024-03-04", num_days=14))
+    pins = [f"{pin},{values[pin % 2]}" for pin in range(40)]
+    write_log(tmp_path / "pins.csv", pins, header="pin,lieferbar")
+    source = {"pin_id": "pin", "catalogue": {"path": "pins.csv"}, "is_candidate": "lieferbar"}
+    result = check(write_site(tmp_path, pins=source, training={}))
+    assert result.exit_code == (0 if problem is None else 1), message_of(result)
+    if problem is not None:
+        assert f"error: {problem.format(file=tmp_path / 'pins.csv')}" in result.output
 
 
 # Days without a file

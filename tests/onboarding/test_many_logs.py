@@ -23,12 +23,12 @@ def init(logs: Path, out: Path, *options: str) -> tuple[int, str]:
     return result.exit_code, f"{result.output}{result.exception or ''}"
 
 
-def accepted(logs: Path, out: Path, *options: str) -> tuple[dict[str, Any], str, str]:
+def accepted(logs: Path, out: Path, *options: str, check_code: int = 0) -> tuple[dict[str, Any], str, str]:
     """`source.actions` of the site file, what `pf init` prints, and what `pf check` prints."""
     code, output = init(logs, out, *options)
     assert code == 0, output
     checked = CliRunner().invoke(app, ["check", str(out / "site.yaml")])
-    assert checked.exit_code == 0, f"{checked.output}{checked.exception}"
+    assert checked.exit_code == check_code, f"{checked.output}{checked.exception}"
     return yaml.safe_load((out / "site.yaml").read_text())["source"]["actions"], output, checked.output
 
 
@@ -290,11 +290,12 @@ def test_a_table_of_users_is_no_catalogue(tmp_path: Path) -> None:
 
 def test_sessions_instead_of_users_are_told_apart(tmp_path: Path) -> None:
     logs = csv_of(tmp_path / "a", "session_id,item_id,ts", lambda r: f"{r.number // 4},{r.pin},{r.at.timestamp():.0f}")
-    _, output, checked = accepted(logs, tmp_path)
+    _, output, checked = accepted(logs, tmp_path, check_code=1)
     assert "unsure     Which column is the user? session_id: 600 integers" in output
     assert "note       With these columns, the log is too small to train on" in output
     assert "of the users have all actions on one day, as sessions have" in output
     assert "training   would stop: the log is too small to train on" in checked
+    assert "error: the log is too small to train on: 600 users" in checked
 
 
 def test_the_time_that_names_a_zone_is_taken(tmp_path: Path) -> None:

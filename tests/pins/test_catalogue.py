@@ -22,7 +22,7 @@ from pf_core.engine.local import LocalEngine
 from pf_core.errors import PipelineError
 from pf_core.logs.ingest import ingest_days
 from pf_core.logs.partition import read_manifest
-from pf_core.pins.catalogue import Catalogue, read_catalogue, read_matrix
+from pf_core.pins.catalogue import BOOLEANS, Catalogue, read_catalogue, read_matrix
 from pf_core.pins.checks import judge_coverage
 from pf_core.pins.features import build_pin_features, feature_coverage, pin_state, read_pin_features
 from pf_core.schemas import pin_features_schema
@@ -112,7 +112,7 @@ def test_candidates_are_true_or_false(tmp_path: Path) -> None:
     path = parquet(tmp_path / "pins.parquet", id=[1, 2, 3, 4], vector=[[1.0]] * 4, shown=["true", "0", "perhaps", None])
     catalogue = read_catalogue(pins_source(is_candidate="shown"), [path], dim=None)
     assert {row["pin_id"]: row["is_candidate"] for row in catalogue.rows.to_pylist()} == {1: True, 2: False}
-    assert rejects(catalogue) == dict.fromkeys([3, 4], "is_candidate: not true or false (column shown)")
+    assert rejects(catalogue) == dict.fromkeys([3, 4], f"is_candidate: not {BOOLEANS} (column shown)")
 
 
 def test_vectors_of_json_lines(tmp_path: Path) -> None:
