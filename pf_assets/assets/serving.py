@@ -66,8 +66,9 @@ def pin_index_asset(site: Site) -> dg.AssetsDefinition:
     def pin_index(context: dg.AssetExecutionContext) -> None:
         """The candidate pins as an HNSW graph, which finds the nearest pins of a user in a millisecond.
 
-        The search effort (`ef`) is raised until sampled users of the day's snapshot find what exact search finds. A run
-        over several days indexes only the newest, because only that one is released (paper, section 3.6).
+        The search effort (`ef`) is raised until sampled users of the day's snapshot find what exact search finds; where
+        no effort suffices, every search scores all pins. A run over several days indexes only the newest, because only
+        that one is released (paper, section 3.6).
         """
         from pf_core.serving.build_index import build_index_days  # brings torch, which takes seconds
 

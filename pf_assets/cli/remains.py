@@ -13,7 +13,7 @@ from pf_assets.tracking.tracking import Tracking
 from pf_core.config.site import Site
 from pf_core.operations.remains import Place, Remains, TrainedModel, find_remains
 from pf_core.printable import printable
-from pf_core.serving.releases import read_published, read_release, release_root
+from pf_core.serving.releases import current_manifest
 
 MAX_ID_CHARS = 100
 
@@ -47,8 +47,8 @@ def _registered_models(site: Site) -> list[TrainedModel]:
     tracking = Tracking(site)
     if not tracking.exists:
         return []
-    served, current = tracking.served(), read_published(site).current
-    released = None if current is None else read_release(release_root(site) / current)["model_version"]
+    served, release = tracking.served(), current_manifest(site)
+    released = None if release is None else release["model_version"]
     return [
         TrainedModel(
             name=f"{tracking.name} version {model.version} ({model.served_version})",

@@ -15,7 +15,7 @@ from pf_core.days import day_ranges, days_text
 from pf_core.errors import materialize_command
 from pf_core.evaluation.verdict import judge_baselines
 from pf_core.operations.status import AssetStatus, asset_statuses
-from pf_core.serving.releases import read_published, read_release, release_root
+from pf_core.serving.releases import current_manifest
 
 MAX_REASONS = 3
 
@@ -49,16 +49,13 @@ def status(
 
 def pending_model(site: Site, tracking: Tracking) -> str | None:
     """Return that the current release has another model than new days will have, and what changes it; None if not."""
-    served, current = tracking.served(), read_published(site).current
-    if served is None or current is None:
-        return None
-    manifest = read_release(release_root(site) / current)
-    if manifest["model_version"] == served.served_version:
+    served, manifest = tracking.served(), current_manifest(site)
+    if served is None or manifest is None or manifest["model_version"] == served.served_version:
         return None
     command = materialize_command(",".join(EMBEDDING_ASSETS), manifest["ds"])
     return (
-        f"release {current} is of model {manifest['model_version']}; {served.served_version} embeds everybody on the "
-        f"next new day, or now with: {command}"
+        f"release {manifest['release']} is of model {manifest['model_version']}; {served.served_version} embeds "
+        f"everybody on the next new day, or now with: {command}"
     )
 
 

@@ -1,6 +1,7 @@
 """A draft is tried before it is written: it is validated as a site file, and a sample is mapped with it as a run would.
 
-So `pf check` accepts what `pf init` writes, or nothing is written and the reason is said.
+So `pf check` accepts what `pf init` writes, or nothing is written and the reason is said. One reason is only noted in
+the site file: too few rows to train on, where users or pins are a guess; then `pf check` fails, too.
 """
 
 import math

@@ -129,6 +129,12 @@ def read_release(folder: Path) -> ReleaseManifest:
     return manifest
 
 
+def current_manifest(site: Site) -> ReleaseManifest | None:
+    """Return the manifest of the current release; None if there is no release, or if its files are gone."""
+    folder = release_root(site) / (read_published(site).current or "none")
+    return read_release(folder) if (folder / DESCRIPTION).exists() else None
+
+
 def release_folders(site: Site) -> list[Path]:
     """Folders of complete releases, whether current.json names them or not."""
     return [path for path in list_folder(release_root(site)) if RELEASE_ID.fullmatch(path.name)]

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from pf_assets.cli.main import app
 from pf_assets.cli.status import pending_model
 from pf_assets.tracking.tracking import Tracking
-from pf_core.serving.releases import list_releases
+from pf_core.serving.releases import list_releases, release_root
 from tests.support.daily import DailySites, register_model
 from tests.support.shared import SharedSites
 
@@ -57,4 +57,6 @@ def test_a_promoted_model_that_is_not_released_yet_is_told(shared_sites: SharedS
     assert pending.startswith(
         f"release 2026-01-03.1 is of model {model}; {new.served_version} embeds everybody on the next "
     )
+    (release_root(site) / "2026-01-03.1" / "release.json").rename(tmp_path / "gone")
+    assert pending_model(site, tracking) is None, "a damaged release is told by the commands that read it"
     assert pending.endswith("pin_index,release --partition 2026-01-03 -m pf_assets.definitions")
